@@ -1,0 +1,71 @@
+# make demo    install everything, then compare torch.load with fastckpt.load
+# make test    install everything, then run the tests       (ARGS="-k zip" is handed to pytest)
+# make help    the other targets
+#
+# PYTHON=python3.12 VENV=.venv312   another interpreter, in a virtual environment of its own
+# TORCH=2.4.1                       another torch
+
+PYTHON ?= python3
+VENV ?= .venv
+# The torch that development and CI use: this line is the only place that names it.
+TORCH ?= 2.13.0
+ARGS ?=
+
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+READY := $(VENV)/.ready-torch-$(TORCH)
+# cython-lint starts pycodestyle by name
+export PATH := $(abspath $(BIN)):$(PATH)
+
+.PHONY: help demo test test-slow build lint format stubs dist clean torch-version
+
+help:
+	@echo "demo test test-slow build lint format stubs dist clean"
+
+demo: build
+	$(PY) scripts/demo.py $(ARGS)
+
+test: build
+	$(PY) -m pytest $(ARGS)
+
+test-slow: build
+	$(PY) -m pytest -m "slow or network or large" $(ARGS)
+
+build: $(READY)
+	$(PY) -m fastckpt.build
+
+lint: $(READY)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	cython-lint $$(find src -name '*.pyx' -o -name '*.pxd')
+
+format: $(READY)
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+stubs: build
+	$(PY) -m mypy.stubtest --ignore-disjoint-bases --ignore-unused-allowlist \
+	    --allowlist scripts/stubtest-allow.txt $$($(PY) -m fastckpt.build --list)
+
+dist: build
+	rm -rf dist
+	$(PY) -m build --outdir dist .
+	$(PY) scripts/check_dist.py dist
+
+clean:
+	rm -rf build dist src/*.egg-info
+	find src \( -name '*.so' -o -name '_*.c' -o -name '*.pyc' \) -delete
+
+torch-version:
+	@echo $(TORCH)
+
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or later is needed: make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+
+# torch stands in the same command, so that its extra cannot take another release.
+$(READY): pyproject.toml setup.py | $(PY)
+	rm -f $(VENV)/.ready-*
+	$(PY) -m pip install --quiet "setuptools>=77" "Cython>=3.3"
+	$(PY) -m pip install --quiet --no-build-isolation "torch==$(TORCH)" --editable ".[dev]"
+	touch $@

@@ -1,0 +1,50 @@
+"""Read torch.save files: fast, in parallel, verified, and without running a byte of them.
+
+    tensors = load("model.pt")                 # what torch.load gives
+    with open("model.pt") as checkpoint:       # a Mapping; no tensor is read yet
+        rows = checkpoint["embedding.weight"][:128]
+"""
+
+from importlib import import_module
+
+from ._version import __version__
+
+# Where each public name lives. It is imported on first use, so that this package imports where the compiled modules
+# are not built (``python -m <package>.build`` builds them) and costs nothing until it is used.
+_HOME = {
+    "load": "loading",
+    "open": "checkpoint",
+    "Checkpoint": "checkpoint",
+    "LazyTensor": "checkpoint",
+    "Opaque": "nodes",
+    "Limits": "limits",
+    "CheckpointError": "errors",
+    "FormatError": "errors",
+    "ChecksumError": "errors",
+    "UnsupportedError": "errors",
+    "UnsafePickleError": "errors",
+    "LimitError": "errors",
+}
+
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name):
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith(f"{__name__}._"):
+            raise
+        raise ImportError(
+            f"{__name__}: the compiled modules are missing ({error.name}); build them with "
+            f"'python -m {__name__}.build' (needs Cython, setuptools and a C compiler)",
+            name=error.name,
+        ) from None
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    return sorted(__all__)

@@ -1,0 +1,19 @@
+from typing import final
+
+from _typeshed import ReadableBuffer, WriteableBuffer
+
+@final
+class Storage:
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __len__(self) -> int: ...
+
+def allocate(
+    sizes: ReadableBuffer,
+    address: WriteableBuffer,
+    *,
+    own_from: int,
+    shared_most: int,
+    heap_below: int,
+    alignment: int,
+    huge: bool,
+) -> list[Storage]: ...

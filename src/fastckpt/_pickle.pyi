@@ -1,0 +1,50 @@
+from collections.abc import Iterable
+from typing import Any
+
+from ._spec import Global, StorageSpec, TensorSpec
+from .errors import FormatError
+from .limits import Limits
+
+PIDS_NONE: int
+PIDS_ZIP: int
+PIDS_LEGACY: int
+PIDS_TAR: int
+
+class Truncated(FormatError): ...
+
+class Unpickled:
+    obj: Any
+    end: int
+    storages: list[StorageSpec]
+    tensors: list[TensorSpec]
+    names: list[Global]
+    unknown: list[tuple[str, str]]
+    undecodable: bytes | None
+    def __init__(self, machine: Any, obj: Any, end: int) -> None: ...
+
+class Machine:
+    storages: list[StorageSpec]
+    tensors: list[TensorSpec]
+    names: list[Global]
+    unknown: list[tuple[str, str]]
+    undecodable: bytes | None
+    def note_unknown(self, qualname: str, note: str = "") -> None: ...
+    def update(self, mapping: Any, pairs: Any) -> None: ...
+    def check_keys(self, items: Any) -> None: ...
+    def tensor(
+        self, ref: Any, offset: Any, size: Any, stride: Any, dtype: int | None = None, requires_grad: bool = False
+    ) -> TensorSpec: ...
+    def call(self, callee: Any, args: tuple[Any, ...]) -> Any: ...
+
+def unpickle(
+    data: Any,
+    *,
+    pids: int = 0,
+    tar_objects: dict[int, Any] | None = None,
+    storages: Iterable[StorageSpec] = (),
+    tensors: Iterable[TensorSpec] = (),
+    encoding: str = "utf-8",
+    limits: Limits | None = None,
+    where: str = "pickle",
+    offset: int = 0,
+) -> Unpickled: ...

@@ -1,0 +1,854 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: freethreading_compatible=True
+"""A pickle machine for data alone: every opcode of protocols 0 to 5, and nothing is ever imported or called on the
+file's word. Names become Global, calls of known names become what the table says, other calls become Opaque.
+
+Work and memory stay in proportion to the bytes: counts are compared with what is left before anything is allocated,
+and the hashing of keys, which can be made exponential, is counted beforehand.
+"""
+
+import codecs
+import collections
+import types
+from argparse import Namespace
+
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.dict cimport PyDict_CheckExact, PyDict_SetItem
+from cpython.list cimport PyList_Append, PyList_CheckExact
+from cpython.long cimport PyLong_FromLong, PyLong_FromLongLong
+from cpython.mem cimport PyMem_Free, PyMem_Realloc
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memchr, memcpy, memset
+
+from ._bytes cimport le16, le32, le64
+from ._spec cimport (
+    REBUILD_ORDERED_DICT, REBUILD_OTHER, REBUILD_TENSOR, REBUILD_TENSOR_V2, REBUILD_TENSOR_V3,
+    Global, StorageRef, StorageSpec, TensorSpec, new_storage, new_tensor, ref_as,
+)
+
+from .dtypes import COMPLEX, DTYPES, FLOATING
+from .errors import CheckpointError, FormatError, LimitError, UnsafePickleError, UnsupportedError
+from .limits import Limits
+from .nodes import Node, Opaque, short
+from .rebuild import TABLE, dtype_code
+
+cdef extern from "Python.h":
+    PyObject* PyTuple_New(Py_ssize_t) except NULL
+    void PyTuple_SET_ITEM(PyObject*, Py_ssize_t, PyObject*)
+    object PyUnicode_DecodeUTF8(const char*, Py_ssize_t, const char* errors)
+    object PyODict_New()
+    void Py_XDECREF(PyObject*)
+    long long PyLong_AsLongLongAndOverflow(object, int* overflow) except? -1
+    bint PyLong_CheckExact(object)
+    bint PyTuple_CheckExact(object)
+    bint PyUnicode_CheckExact(object)
+
+# What a persistent id may be.
+PIDS_NONE, PIDS_ZIP, PIDS_LEGACY, PIDS_TAR = range(4)
+cdef enum:
+    NONE_ALLOWED = 0
+    ZIP_STORAGES = 1
+    LEGACY_STORAGES = 2
+    TAR_OBJECTS = 3
+
+cdef enum:
+    FEW = 64  # entries that the stack, the marks and the memo start with
+
+cdef frozenset COMPLEX_CODES = COMPLEX
+cdef frozenset FLOATING_CODES = FLOATING
+cdef int64_t INT64_MAX = 0x7FFFFFFFFFFFFFFF
+cdef tuple ITEMSIZES = tuple(dtype.itemsize for dtype in DTYPES)
+cdef type OrderedDict = collections.OrderedDict
+cdef type Deque = collections.deque
+cdef tuple WITH_ATTRIBUTES = (OrderedDict, Namespace, types.SimpleNamespace)
+
+
+class Truncated(FormatError):
+    """The pickle goes on beyond the bytes that are there."""
+
+
+class Unpickled:
+    """What a pickle holds: ``obj``, and by order of appearance all it names.
+
+    ``end`` is the number of bytes up to and with STOP; ``storages`` and ``tensors`` are specs (a spec's ``index`` is its place here),
+    ``names`` every Global, ``unknown`` the (qualname, note) of each that is not known to be plain data,
+    ``undecodable`` the first Python 2 string that is not in the encoding, or None.
+    """
+
+    __slots__ = ("end", "names", "obj", "storages", "tensors", "undecodable", "unknown")
+
+    def __init__(self, machine, obj, end):
+        self.obj, self.end = obj, end
+        self.storages, self.tensors = machine.storages, machine.tensors
+        self.names, self.unknown, self.undecodable = machine.names, machine.unknown, machine.undecodable
+
+
+cdef class Machine:
+    cdef const uint8_t* start
+    cdef const uint8_t* p
+    cdef const uint8_t* end
+    cdef const uint8_t* op_at  # the opcode being executed, for messages
+    cdef PyObject** stack
+    cdef Py_ssize_t depth, stack_room
+    cdef Py_ssize_t* marks
+    cdef Py_ssize_t n_marks, marks_room, fence
+    cdef PyObject** memo
+    cdef Py_ssize_t memo_room, n_memo
+    cdef dict far_memo  # memo entries whose index is out of proportion to the pickle
+    cdef int pids
+    cdef dict tar_objects
+    cdef str encoding
+    cdef object limits
+    cdef int64_t key_items_left
+    cdef dict globals_, storage_by_key
+    cdef readonly list storages, tensors, names, unknown
+    cdef readonly object undecodable
+
+    def __cinit__(self):
+        self.far_memo, self.globals_, self.storage_by_key = {}, {}, {}
+        self.storages, self.tensors, self.names, self.unknown = [], [], [], []
+
+    def __dealloc__(self):
+        cdef Py_ssize_t i
+        for i in range(self.depth):
+            Py_XDECREF(self.stack[i])
+        for i in range(self.memo_room):
+            Py_XDECREF(self.memo[i])
+        PyMem_Free(self.stack)
+        PyMem_Free(self.marks)
+        PyMem_Free(self.memo)
+
+    # -- for the table of known names --------------------------------------------------------------------------
+
+    def note_unknown(self, qualname, note=""):
+        self.unknown.append((qualname, note))
+
+    def update(self, mapping, pairs):
+        """mapping[key] = value for pairs, keys checked."""
+        for key, value in pairs:
+            self.check_key(key)
+            mapping[key] = value
+
+    def check_keys(self, items):
+        for item in items:
+            self.check_key(item)
+
+    def tensor(self, ref, offset, size, stride, dtype=None, bint requires_grad=False):
+        """A strided tensor in a storage that a persistent id named."""
+        if type(ref) is not StorageRef:
+            raise FormatError(f"a tensor lies in {short(ref)}, a storage is expected")
+        return self.add_tensor(ref, (<StorageRef> ref).dtype if dtype is None else dtype, offset,
+                               sizes_of(size), sizes_of(stride), requires_grad)
+
+    def call(self, callee, tuple args):
+        """What calling a Global with these arguments gives."""
+        cdef Global name
+        if type(callee) is not Global:
+            if isinstance(callee, Opaque):
+                return Opaque(f"{callee.qualname}()", (callee, *args))
+            raise FormatError(f"{short(callee)} is called, only a class or function can be")
+        name = callee
+        if name.rebuild:
+            return self.rebuild(name, args)
+        if name.known is None:
+            return Opaque(name.qualname, args)
+        if name.known.call is None:
+            raise UnsafePickleError(f"{name.qualname} may be named, but a call of it with {short(args)} is no data",
+                                    qualname=name.qualname)
+        return name.known.call(self, args)
+
+    # -- tensors -----------------------------------------------------------------------------------------------
+
+    cdef object rebuild(self, Global name, tuple args):
+        cdef Py_ssize_t n = len(args)
+        cdef object dtype = None
+        cdef Py_ssize_t extra = 6  # where metadata stands
+        if name.rebuild == REBUILD_ORDERED_DICT:
+            return PyODict_New() if n == 0 else name.known.call(self, args)
+        if name.rebuild == REBUILD_TENSOR:
+            if n != 4:
+                raise FormatError(f"{name.name} has {n} arguments, 4 are expected")
+            return self.tensor(args[0], args[1], args[2], args[3])
+        if name.rebuild == REBUILD_TENSOR_V3:
+            if n > 6:
+                dtype = dtype_code(args[6])
+            extra = 7
+        if n != extra and n != extra + 1:
+            raise FormatError(f"{name.name} has {n} arguments, {extra} or {extra + 1} are expected")
+        if type(args[4]) is not bool:
+            raise FormatError(f"a tensor's requires_grad is {short(args[4])}, a bool is expected")
+        tensor = self.tensor(args[0], args[1], args[2], args[3], dtype, args[4])
+        if n == extra + 1 and args[extra] is not None:
+            self.set_bits(tensor, args[extra])
+        return tensor
+
+    cdef TensorSpec add_tensor(self, StorageRef ref, int dtype, object offset, object size, object stride,
+                               bint requires_grad):
+        cdef TensorSpec spec = new_tensor(ref, dtype, offset, size, stride)
+        if requires_grad and dtype not in FLOATING_CODES:
+            raise FormatError(f"a tensor of {DTYPES[dtype].name} wants a gradient, only floating types have one")
+        spec.requires_grad = requires_grad
+        spec.index = len(self.tensors)
+        self.tensors.append(spec)
+        return spec
+
+    cdef int set_bits(self, TensorSpec spec, object metadata) except -1:
+        """The lazy conjugate and negative of a view; torch writes them only where they are true."""
+        if not isinstance(metadata, dict):
+            raise FormatError(f"a tensor's metadata is {short(metadata)}, a dict is expected")
+        spec.conj = bool(metadata.get("conj", False))
+        spec.neg = bool(metadata.get("neg", False))
+        if spec.conj and spec.dtype not in COMPLEX_CODES:
+            raise FormatError(f"a tensor of {DTYPES[spec.dtype].name} is marked as conjugate, only complex ones can be")
+        return 0
+
+    # -- persistent ids ----------------------------------------------------------------------------------------
+
+    cdef object persistent(self, object pid):
+        if self.pids == ZIP_STORAGES or self.pids == LEGACY_STORAGES:
+            if PyTuple_CheckExact(pid) and len(pid):
+                kind = pid[0]
+                if kind == "storage" or kind == b"storage":
+                    return self.persistent_storage(pid)
+                if self.pids == LEGACY_STORAGES and (kind == "module" or kind == b"module") and len(pid) == 4:
+                    return pid[1]  # (kind, class, source file, source): the class, by name alone
+            raise FormatError(f"a persistent id is {short(pid)}, ('storage', class, key, location, count) is expected")
+        if self.pids == TAR_OBJECTS:
+            if isinstance(pid, tuple) and len(pid) == 3:
+                return pid[0]
+            try:
+                key = int(pid)
+            except (TypeError, ValueError):
+                raise FormatError(f"a persistent id is {short(pid)}, a number is expected") from None
+            if key not in self.tar_objects:
+                raise FormatError(f"persistent id {key} is neither a tensor nor a storage of the file")
+            return self.tar_objects[key]
+        raise FormatError("a persistent id where none can be; a data.pkl taken out of its archive? "
+                          "pass the whole archive")
+
+    cdef object persistent_storage(self, tuple pid):
+        cdef Py_ssize_t n = len(pid)
+        cdef int overflow = 0, dtype
+        cdef int64_t numel, itemsize
+        cdef StorageSpec storage
+        cdef StorageRef ref
+        if n != (5 if self.pids == ZIP_STORAGES else 6):
+            raise FormatError(f"a storage's persistent id has {n} members, "
+                              f"{5 if self.pids == ZIP_STORAGES else 6} are expected")
+        cls, key, location, count = pid[1], pid[2], pid[3], pid[4]
+        if type(cls) is not Global or (<Global> cls).storage_dtype < 0:
+            raise FormatError(f"the storage type is {cls.qualname if type(cls) is Global else short(cls)}, which is "
+                              f"not one that is known; the file may be from a newer torch, or crafted")
+        dtype = (<Global> cls).storage_dtype
+        itemsize = ITEMSIZES[dtype]
+        if not PyUnicode_CheckExact(key):
+            key = key_text(key)
+        if not PyUnicode_CheckExact(location):
+            location = key_text(location)
+        if not PyLong_CheckExact(count):
+            raise FormatError(f"storage {key!r} has {short(count)} elements, an int is expected")
+        numel = PyLong_AsLongLongAndOverflow(count, &overflow)
+        if overflow or numel < 0 or numel > INT64_MAX // itemsize:
+            raise FormatError(f"storage {key!r} has {count} elements of {itemsize} bytes, which no file can hold")
+        found = self.storage_by_key.get(key)
+        if found is None:
+            ref = new_storage(key, dtype, numel * itemsize, location, len(self.storages), None, 0)
+            self.storages.append(ref.storage)
+            self.storage_by_key[key] = ref.storage
+        else:
+            storage = found
+            if storage.nbytes != numel * itemsize:
+                raise FormatError(f"storage {key!r} has {storage.nbytes} bytes in one place of the pickle and "
+                                  f"{numel * itemsize} in another")
+            ref = ref_as(storage, dtype)
+        if n == 6 and pid[5] is not None:
+            return self.storage_view(ref, pid[5], itemsize)
+        return ref
+
+    cdef object storage_view(self, StorageRef root, object view, int64_t itemsize):
+        """A slice of a storage, as torch 0.1.10 to 0.4.1 wrote them: (view key, offset, size) in elements."""
+        cdef int64_t room = root.storage.nbytes // itemsize
+        cdef StorageRef ref
+        if not isinstance(view, tuple) or len(view) != 3:
+            raise FormatError(f"a storage view is {short(view)}, (key, offset, size) is expected")
+        key, offset, size = view
+        if type(offset) is not int or type(size) is not int or offset < 0 or size < 0 or size > room or offset > room - size:
+            raise FormatError(f"a view of {short(size)} elements at {short(offset)} lies outside its storage "
+                              f"{root.storage.key!r}, which has {room}")
+        name = ("view", key_text(key))
+        found = self.storage_by_key.get(name)
+        if found is None:
+            ref = new_storage(name[1], root.dtype, size * itemsize, root.storage.location, len(self.storages),
+                              root.storage, offset * itemsize)
+            self.storages.append(ref.storage)
+            self.storage_by_key[name] = ref.storage
+            return ref
+        if (<StorageSpec> found).nbytes != size * itemsize or (<StorageSpec> found).offset != offset * itemsize:
+            raise FormatError(f"storage view {name[1]!r} is described twice, differently")
+        return ref_as(found, root.dtype)
+
+    # -- keys --------------------------------------------------------------------------------------------------
+
+    cdef int check_key(self, object key) except -1:
+        """Bound the work of hashing a key. A tuple may hold one tuple twice, and so on down: 2**depth members."""
+        if PyUnicode_CheckExact(key) or PyLong_CheckExact(key) or not isinstance(key, (tuple, frozenset)):
+            return 0
+        self.count_key(key, 0)
+        return 0
+
+    cdef int count_key(self, object key, int level) except -1:
+        if level > self.limits.key_depth:
+            raise LimitError(f"a dict key or set member nests more than {self.limits.key_depth} deep "
+                             f"(Limits.key_depth raises the bound)")
+        for member in key:
+            self.key_items_left -= 1
+            if self.key_items_left < 0:
+                raise LimitError(f"hashing the keys of this pickle would visit more than {self.limits.key_items} objects "
+                                 f"(Limits.key_items raises the bound)")
+            if isinstance(member, (tuple, frozenset)):
+                self.count_key(member, level + 1)
+        return 0
+
+    # -- the stack and the memo --------------------------------------------------------------------------------
+
+    cdef inline int push(self, object value) except -1:
+        if self.depth == self.stack_room:
+            self.grow_stack()
+        Py_INCREF(value)
+        self.stack[self.depth] = <PyObject*> value
+        self.depth += 1
+        return 0
+
+    cdef int grow_stack(self) except -1:
+        cdef Py_ssize_t room = self.stack_room * 2 + FEW
+        cdef void* grown = PyMem_Realloc(self.stack, room * sizeof(PyObject*))
+        if grown == NULL:
+            raise MemoryError()
+        self.stack, self.stack_room = <PyObject**> grown, room
+        return 0
+
+    cdef inline object pop(self):
+        cdef object value
+        if self.depth <= self.fence:
+            raise FormatError("the stack is empty where the opcode needs an object")
+        self.depth -= 1
+        value = <object> self.stack[self.depth]
+        Py_DECREF(value)
+        return value
+
+    cdef inline object top(self):
+        if self.depth <= self.fence:
+            raise FormatError("the stack is empty where the opcode needs an object")
+        return <object> self.stack[self.depth - 1]
+
+    cdef int mark(self) except -1:
+        cdef void* grown
+        cdef Py_ssize_t room
+        if self.n_marks == self.marks_room:
+            room = self.marks_room * 2 + FEW
+            grown = PyMem_Realloc(self.marks, room * sizeof(Py_ssize_t))
+            if grown == NULL:
+                raise MemoryError()
+            self.marks, self.marks_room = <Py_ssize_t*> grown, room
+        self.marks[self.n_marks] = self.depth
+        self.n_marks += 1
+        self.fence = self.depth
+        return 0
+
+    cdef Py_ssize_t pop_mark(self) except -1:
+        """Where the objects above the last mark begin."""
+        cdef Py_ssize_t at
+        if self.n_marks == 0:
+            raise FormatError("the opcode needs a MARK and there is none")
+        self.n_marks -= 1
+        at = self.marks[self.n_marks]
+        self.fence = self.marks[self.n_marks - 1] if self.n_marks else 0
+        return at
+
+    cdef tuple take_tuple(self, Py_ssize_t at):
+        """The objects from ``at`` up, moved into a tuple."""
+        cdef Py_ssize_t n = self.depth - at
+        cdef PyObject* items
+        cdef object result
+        if n < 0 or at < self.fence:
+            raise FormatError("the stack is empty where the opcode needs an object")
+        items = PyTuple_New(n)
+        for i in range(n):
+            PyTuple_SET_ITEM(items, i, self.stack[at + i])
+        self.depth = at
+        result = <object> items
+        Py_DECREF(result)
+        return <tuple> result
+
+    cdef int drop_to(self, Py_ssize_t at) except -1:
+        while self.depth > at:
+            self.depth -= 1
+            Py_XDECREF(self.stack[self.depth])
+        return 0
+
+    cdef int put(self, int64_t index) except -1:
+        cdef object value = self.top()
+        cdef Py_ssize_t room
+        cdef void* grown
+        if index < 0:
+            raise FormatError(f"memo index {index} is negative")
+        if index >= self.memo_room:
+            # An honest pickle numbers its entries one by one. Where an index is far from that, a table is too dear.
+            if index > 4 * (self.p - self.start) + FEW:
+                self.n_memo += index not in self.far_memo
+                self.far_memo[index] = value
+                return 0
+            room = max(index + 1, self.memo_room * 2 + FEW)
+            grown = PyMem_Realloc(self.memo, room * sizeof(PyObject*))
+            if grown == NULL:
+                raise MemoryError()
+            self.memo = <PyObject**> grown
+            memset(self.memo + self.memo_room, 0, (room - self.memo_room) * sizeof(PyObject*))
+            self.memo_room = room
+            for far in [far for far in self.far_memo if far < room]:
+                kept = self.far_memo.pop(far)
+                Py_INCREF(kept)
+                self.memo[<Py_ssize_t> far] = <PyObject*> kept
+        Py_INCREF(value)
+        self.n_memo += self.memo[index] == NULL
+        Py_XDECREF(self.memo[index])
+        self.memo[index] = <PyObject*> value
+        return 0
+
+    cdef int get(self, int64_t index) except -1:
+        if 0 <= index < self.memo_room and self.memo[index] != NULL:
+            self.push(<object> self.memo[index])
+        elif index in self.far_memo:
+            self.push(self.far_memo[index])
+        else:
+            raise FormatError(f"memo entry {index} is fetched and was never stored")
+        return 0
+
+    # -- reading arguments -------------------------------------------------------------------------------------
+
+    cdef inline const uint8_t* need(self, uint64_t nbytes) except NULL:
+        """The next bytes, checked to be there, and past them."""
+        cdef const uint8_t* at = self.p
+        if nbytes > <uint64_t> (self.end - self.p):
+            raise Truncated(f"{nbytes} more bytes are needed and {self.end - self.p} are left; the pickle is cut short")
+        self.p += nbytes
+        return at
+
+    cdef bytes line(self):
+        """The rest of a text line, without its newline."""
+        cdef const uint8_t* at = self.p
+        cdef const uint8_t* newline = <const uint8_t*> memchr(at, 10, self.end - at) if self.end > at else NULL
+        if newline == NULL:
+            raise Truncated("a text argument has no newline; the pickle is cut short")
+        self.p = newline + 1
+        return PyBytes_FromStringAndSize(<const char*> at, newline - at)
+
+    cdef object python2_text(self, bytes raw):
+        """A Python 2 str: text in the caller's encoding, bytes where that is asked for or does not fit."""
+        if self.encoding == "bytes":
+            return raw
+        try:
+            return raw.decode(self.encoding)
+        except UnicodeDecodeError:
+            if self.undecodable is None:
+                self.undecodable = raw
+            return raw
+
+    cdef object int_text(self, bytes raw):
+        digits = raw.strip().rstrip(b"Ll")
+        if len(digits) > self.limits.int_digits:
+            raise LimitError(f"an int of {len(digits)} digits; {self.limits.int_digits} are allowed (Limits.int_digits)")
+        try:
+            return int(digits)
+        except ValueError:
+            raise FormatError(f"{raw[:40]!r} is not a decimal int") from None
+
+    cdef Global named(self, object module, object name):
+        if not PyUnicode_CheckExact(module) or not PyUnicode_CheckExact(name):
+            raise FormatError(f"a class is named by {short(module)} and {short(name)}, two strings are expected")
+        key = (module, name)
+        found = self.globals_.get(key)
+        if found is None:
+            found = Global(module, name, TABLE.get(key))
+            self.globals_[key] = found
+            self.names.append(found)
+            if found.known is None:
+                self.unknown.append((found.qualname, ""))
+        return found
+
+    # -- filling containers ------------------------------------------------------------------------------------
+
+    cdef int append_all(self, object target, Py_ssize_t at) except -1:
+        cdef Py_ssize_t i
+        if PyList_CheckExact(target):
+            for i in range(at, self.depth):
+                PyList_Append(target, <object> self.stack[i])
+        elif type(target) is Deque:
+            for i in range(at, self.depth):
+                target.append(<object> self.stack[i])
+        elif isinstance(target, Opaque):
+            for i in range(at, self.depth):
+                target.items.append(<object> self.stack[i])
+        else:
+            raise FormatError(f"an item is appended to {short(target)}, a list is expected")
+        return self.drop_to(at)
+
+    cdef int set_all(self, object target, Py_ssize_t at) except -1:
+        cdef Py_ssize_t i
+        if (self.depth - at) & 1:
+            raise FormatError("a dict is filled with a key that has no value")
+        if isinstance(target, Opaque):
+            target = target.pairs
+        elif not isinstance(target, dict):
+            raise FormatError(f"an item is set in {short(target)}, a dict is expected")
+        for i in range(at, self.depth, 2):
+            key = <object> self.stack[i]
+            if not PyUnicode_CheckExact(key):
+                self.check_key(key)
+            if PyDict_CheckExact(target):
+                PyDict_SetItem(target, key, <object> self.stack[i + 1])
+            else:
+                target[key] = <object> self.stack[i + 1]
+        return self.drop_to(at)
+
+    cdef int add_all(self, object target, Py_ssize_t at) except -1:
+        cdef Py_ssize_t i
+        if type(target) is not set and not isinstance(target, Opaque):
+            raise FormatError(f"a member is added to {short(target)}, a set is expected")
+        for i in range(at, self.depth):
+            member = <object> self.stack[i]
+            if type(target) is set:
+                self.check_key(member)
+                target.add(member)
+            else:
+                target.items.append(member)
+        return self.drop_to(at)
+
+    cdef int build(self, object target, object state) except -1:
+        if isinstance(target, Node):
+            target.set_state(self, state)
+        elif type(target) in WITH_ATTRIBUTES:
+            if isinstance(state, tuple) and len(state) == 2 and state[1] is None:
+                state = state[0]
+            if not isinstance(state, dict):
+                raise FormatError(f"the state of a {type(target).__name__} is {short(state)}, a dict is expected")
+            for name, value in state.items():
+                target.__dict__[key_text(name)] = value
+        else:
+            raise FormatError(f"a state is given to {short(target)}, which has none")
+        return 0
+
+    # -- the loop ----------------------------------------------------------------------------------------------
+
+    cdef object run(self):
+        """Execute up to STOP; the object on top of the stack."""
+        cdef int op
+        cdef const uint8_t* at
+        cdef uint64_t n
+        cdef Py_ssize_t mark
+        cdef object value, other
+        while True:
+            self.op_at = self.p
+            op = self.need(1)[0]
+            if op == c'h':  # BINGET
+                self.get(self.need(1)[0])
+            elif op == c'q':  # BINPUT
+                self.put(self.need(1)[0])
+            elif op == c'j':  # LONG_BINGET
+                self.get(le32(self.need(4)))
+            elif op == c'r':  # LONG_BINPUT
+                self.put(le32(self.need(4)))
+            elif op == c'X':  # BINUNICODE
+                n = le32(self.need(4))
+                self.push(text_at(self.need(n), n))
+            elif op == c'K':  # BININT1
+                self.push(PyLong_FromLong(self.need(1)[0]))
+            elif op == c'M':  # BININT2
+                self.push(PyLong_FromLong(le16(self.need(2))))
+            elif op == c'J':  # BININT
+                self.push(PyLong_FromLong(<int32_t> le32(self.need(4))))
+            elif op == c'(':
+                self.mark()
+            elif op == c't':
+                mark = self.pop_mark()
+                self.push(self.take_tuple(mark))
+            elif op == c')':
+                self.push(())
+            elif op == 0x85 or op == 0x86 or op == 0x87:  # TUPLE1 TUPLE2 TUPLE3
+                self.push(self.take_tuple(self.depth - (op - 0x84)))
+            elif op == c'Q':  # BINPERSID
+                self.push(self.persistent(self.pop()))
+            elif op == c'R':  # REDUCE
+                value = self.pop()
+                other = self.pop()
+                if not PyTuple_CheckExact(value):
+                    raise FormatError(f"the arguments of a call are {short(value)}, a tuple is expected")
+                self.push(self.call(other, value))
+            elif op == 0x88:
+                self.push(True)
+            elif op == 0x89:
+                self.push(False)
+            elif op == c'N':
+                self.push(None)
+            elif op == c'G':  # BINFLOAT
+                self.push(big_endian_double(self.need(8)))
+            elif op == c'u':  # SETITEMS
+                mark = self.pop_mark()
+                self.set_all(self.under(mark), mark)
+            elif op == c's':  # SETITEM
+                mark = self.depth - 2
+                self.set_all(self.under(mark), mark)
+            elif op == c'e':  # APPENDS
+                mark = self.pop_mark()
+                self.append_all(self.under(mark), mark)
+            elif op == c'a':  # APPEND
+                mark = self.depth - 1
+                self.append_all(self.under(mark), mark)
+            elif op == c'}':
+                self.push({})
+            elif op == c']':
+                self.push([])
+            elif op == c'b':  # BUILD
+                value = self.pop()
+                self.build(self.top(), value)
+            elif op == c'c':  # GLOBAL
+                value = self.line()
+                self.push(self.named(name_text(value), name_text(self.line())))
+            elif op == 0x93:  # STACK_GLOBAL
+                value = self.pop()
+                self.push(self.named(self.pop(), value))
+            elif op == 0x94:  # MEMOIZE
+                self.put(self.n_memo)  # the number of entries so far
+            elif op == 0x8c:  # SHORT_BINUNICODE
+                n = self.need(1)[0]
+                self.push(text_at(self.need(n), n))
+            elif op == c'.':
+                return self.pop()
+            else:
+                self.run_rare(op)
+
+    cdef object under(self, Py_ssize_t at):
+        """The object below position ``at``, which the opcode fills."""
+        if at <= self.fence or at > self.depth:
+            raise FormatError("the stack is empty where the opcode needs an object")
+        return <object> self.stack[at - 1]
+
+    cdef int run_rare(self, int op) except -1:
+        """The opcodes that no torch.save of today writes for a tensor."""
+        cdef uint64_t n
+        cdef Py_ssize_t mark
+        if op == 0x80:  # PROTO
+            n = self.need(1)[0]
+            if n > 5:
+                raise UnsupportedError(f"pickle protocol {n}; 0 to 5 are known")
+        elif op == 0x95:  # FRAME
+            n = le64(self.need(8))
+            if n > <uint64_t> (self.end - self.p):
+                raise Truncated(f"a frame of {n} bytes and {self.end - self.p} are left; the pickle is cut short")
+        elif op == 0x8d:  # BINUNICODE8
+            n = le64(self.need(8))
+            self.push(text_at(self.need(n), n))
+        elif op == c'C' or op == c'B' or op == 0x8e or op == 0x96:  # bytes of 1-, 4- and 8-byte lengths, BYTEARRAY8
+            n = self.need(1)[0] if op == c'C' else le32(self.need(4)) if op == c'B' else le64(self.need(8))
+            value = PyBytes_FromStringAndSize(<const char*> self.need(n), n)
+            self.push(bytearray(value) if op == 0x96 else value)
+        elif op == c'U' or op == c'T':  # SHORT_BINSTRING BINSTRING
+            n = self.need(1)[0] if op == c'U' else le32(self.need(4))
+            self.push(self.python2_text(PyBytes_FromStringAndSize(<const char*> self.need(n), n)))
+        elif op == 0x8a or op == 0x8b:  # LONG1 LONG4
+            n = self.need(1)[0] if op == 0x8a else le32(self.need(4))
+            if op == 0x8b and n > 0x7FFFFFFF:
+                raise FormatError("an int of negative length")
+            self.push(int.from_bytes(PyBytes_FromStringAndSize(<const char*> self.need(n), n), "little", signed=True))
+        elif op == c'0':  # POP, of an object or of a MARK
+            if self.depth > self.fence:
+                self.drop_to(self.depth - 1)
+            else:
+                self.pop_mark()
+        elif op == c'1':  # POP_MARK
+            mark = self.pop_mark()
+            self.drop_to(mark)
+        elif op == c'2':  # DUP
+            self.push(self.top())
+        elif op == c'l':
+            mark = self.pop_mark()
+            self.push(list(self.take_tuple(mark)))
+        elif op == c'd':
+            self.run_dict()
+        elif op == 0x8f:
+            self.push(set())
+        elif op == 0x90:  # ADDITEMS
+            mark = self.pop_mark()
+            self.add_all(self.under(mark), mark)
+        elif op == 0x91:  # FROZENSET
+            mark = self.pop_mark()
+            members = self.take_tuple(mark)
+            self.check_keys(members)
+            self.push(frozenset(members))
+        elif op == c'I':
+            raw = self.line()
+            self.push(True if raw == b"01" else False if raw == b"00" else self.int_text(raw))
+        elif op == c'L':
+            self.push(self.int_text(self.line()))
+        elif op == c'F':
+            raw = self.line()
+            try:
+                self.push(float(raw))
+            except ValueError:
+                raise FormatError(f"{raw[:40]!r} is not a float") from None
+        elif op == c'S':
+            self.push(self.python2_text(unquoted(self.line())))
+        elif op == c'V':
+            self.push(self.line().decode("raw-unicode-escape"))
+        else:
+            self.run_calls(op)
+        return 0
+
+    cdef int run_dict(self) except -1:
+        cdef Py_ssize_t mark = self.pop_mark()
+        result = {}
+        self.set_all(result, mark)
+        return self.push(result)
+
+    cdef int run_calls(self, int op) except -1:
+        """Text memo and ids, and the older and newer ways to make an object."""
+        cdef Py_ssize_t mark
+        if op == c'p':
+            self.put(self.memo_index())
+        elif op == c'g':
+            self.get(self.memo_index())
+        elif op == c'P':  # PERSID
+            self.push(self.persistent(name_text(self.line())))
+        elif op == 0x81:  # NEWOBJ
+            args = self.pop()
+            self.push(self.new_object(self.pop(), args, {}))
+        elif op == 0x92:  # NEWOBJ_EX
+            kwargs = self.pop()
+            args = self.pop()
+            self.push(self.new_object(self.pop(), args, kwargs))
+        elif op == c'i':  # INST
+            module = name_text(self.line())
+            name = name_text(self.line())
+            mark = self.pop_mark()
+            self.push(self.call(self.named(module, name), self.take_tuple(mark)))
+        elif op == c'o':  # OBJ
+            mark = self.pop_mark()
+            args = self.take_tuple(mark)
+            if not args:
+                raise FormatError("an object is made without a class")
+            self.push(self.call(args[0], args[1:]))
+        elif op == 0x82 or op == 0x83 or op == 0x84:  # EXT1 EXT2 EXT4
+            n = self.need(1)[0] if op == 0x82 else le16(self.need(2)) if op == 0x83 else le32(self.need(4))
+            raise UnsafePickleError(f"entry {n} of the extension registry is named; what it stands for is not in the file",
+                                    qualname=f"copyreg extension {n}")
+        elif op == 0x97 or op == 0x98:  # NEXT_BUFFER READONLY_BUFFER
+            raise UnsupportedError("the pickle refers to out-of-band buffers, which were written somewhere else")
+        else:
+            raise FormatError(f"byte {op:#04x} is not a pickle opcode")
+        return 0
+
+    cdef int64_t memo_index(self) except? -1:
+        index = self.int_text(self.line())
+        if not 0 <= index < 1 << 62:
+            raise FormatError(f"memo index {index} is out of range")
+        return index
+
+    cdef object new_object(self, object cls, object args, object kwargs):
+        if not PyTuple_CheckExact(args) or not isinstance(kwargs, dict):
+            raise FormatError(f"the arguments of a new object are {short(args)} and {short(kwargs)}, "
+                              f"a tuple and a dict are expected")
+        if type(cls) is Global and (<Global> cls).known is None or isinstance(cls, Opaque):
+            return Opaque(cls.qualname, args, kwargs, new=True)
+        if kwargs:
+            raise FormatError(f"{cls!r} is made with keyword arguments, which none of the known classes takes")
+        return self.call(cls, args)
+
+
+cdef object text_at(const uint8_t* at, uint64_t n):
+    return PyUnicode_DecodeUTF8(<const char*> at, n, "surrogatepass")
+
+
+cdef object name_text(bytes raw):
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        raise FormatError(f"a name {raw[:40]!r} is not UTF-8") from None
+
+
+cdef object key_text(object key):
+    """A storage key, location or attribute name as text; old files have ints and bytes."""
+    if PyUnicode_CheckExact(key):
+        return key
+    if isinstance(key, bytes):
+        return key.decode("latin-1")
+    if type(key) is int:
+        return str(key)
+    raise FormatError(f"a name is {short(key)}, a string is expected")
+
+
+cdef object sizes_of(object sizes):
+    """Sizes or strides as a tuple, whatever sequence they come in (a torch.Size is a node here)."""
+    if PyTuple_CheckExact(sizes):
+        return sizes
+    if isinstance(sizes, Node) and getattr(sizes, "kind", None) == "size":
+        return sizes.args[0]
+    if isinstance(sizes, list):
+        return tuple(sizes)
+    raise FormatError(f"a tensor's sizes are {short(sizes)}, a tuple is expected")
+
+
+cdef object big_endian_double(const uint8_t* at):
+    cdef uint64_t bits = 0
+    cdef double value
+    cdef int i
+    for i in range(8):
+        bits = bits << 8 | at[i]
+    memcpy(&value, &bits, 8)
+    return value
+
+
+cdef bytes unquoted(bytes line):
+    """The bytes of a quoted text string."""
+    line = line.strip()
+    if len(line) < 2 or line[0] != line[len(line) - 1] or line[:1] not in (b"'", b'"'):
+        raise FormatError(f"a text string {line[:40]!r} is not quoted")
+    return codecs.escape_decode(line[1:len(line) - 1])[0]
+
+
+def unpickle(data, *, int pids=0, tar_objects=None, storages=(), tensors=(), encoding="utf-8", limits=None, where="pickle",
+             offset=0):
+    """Execute the pickle that ``data`` (bytes-like) begins with; an Unpickled.
+
+    ``pids`` says what persistent ids may be; ``storages`` and ``tensors`` are specs that exist already, which those of
+    this pickle follow. ``where`` opens the message of every error, ``offset`` is where in it ``data`` begins.
+    Raises FormatError (Truncated where the bytes end first), UnsafePickleError, UnsupportedError and LimitError.
+    """
+    cdef Py_buffer view
+    cdef Machine machine = Machine()
+    limits = limits or Limits()
+    machine.pids, machine.tar_objects, machine.encoding = pids, tar_objects, encoding
+    machine.limits, machine.key_items_left = limits, limits.key_items
+    machine.storages.extend(storages)
+    machine.tensors.extend(tensors)
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        machine.start = <const uint8_t*> view.buf
+        machine.p = machine.op_at = machine.start
+        machine.end = machine.start + view.len
+        try:
+            obj = machine.run()
+        except CheckpointError as error:
+            place = offset + (machine.op_at - machine.start)
+            located = type(error)(f"{where} at byte {place}: {error}", offset=place)
+            located.__dict__.update({k: v for k, v in error.__dict__.items() if v is not None})
+            raise located from None
+        except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, OverflowError, RecursionError) as error:
+            place = offset + (machine.op_at - machine.start)
+            raise FormatError(f"{where} at byte {place}: {type(error).__name__}: {error}; "
+                              f"the file is damaged, or no torch.save wrote it", offset=place) from error
+        return Unpickled(machine, obj, machine.p - machine.start)
+    finally:
+        PyBuffer_Release(&view)

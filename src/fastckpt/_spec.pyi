@@ -1,0 +1,48 @@
+from typing import Any
+
+class Global:
+    module: str
+    name: str
+    known: Any
+    storage_dtype: int
+    rebuild: int
+    def __init__(self, module: str, name: str, known: Any = None) -> None: ...
+    @property
+    def qualname(self) -> str: ...
+
+class StorageSpec:
+    key: str
+    dtype: int
+    nbytes: int
+    location: str
+    index: int
+    root: StorageSpec | None
+    offset: int
+
+class StorageRef:
+    storage: StorageSpec
+    dtype: int
+
+class TensorSpec:
+    storage: StorageSpec
+    dtype: int
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    numel: int
+    extent: int
+    requires_grad: bool
+    conj: bool
+    neg: bool
+    index: int
+    @property
+    def itemsize(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+def tensor_spec(
+    ref: StorageRef, dtype: int, offset: Any, shape: Any, stride: Any, index: int = -1, requires_grad: bool = False
+) -> TensorSpec: ...
+def storage_spec(
+    key: str, dtype: int, nbytes: int, location: str, index: int, root: StorageSpec | None = None, offset: int = 0
+) -> StorageRef: ...

@@ -1,0 +1,303 @@
+# cython: language_level=3, boundscheck=False, initializedcheck=False
+# cython: freethreading_compatible=True
+"""Turn the inert object of a pickle into the real one, in place, and give its tensors names.
+
+Containers keep their identity, so sharing and cycles stay what they are; nesting of any depth takes no recursion.
+Only the arguments of nodes recurse, to a bound, since an object cannot be made before its arguments.
+"""
+
+import argparse
+import collections
+import types
+
+from cpython.dict cimport PyDict_CheckExact, PyDict_Next, PyDict_SetItem
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
+
+from ._spec cimport Global, StorageRef, TensorSpec
+
+from .errors import FormatError, LimitError
+from .nodes import MISSING, Node, Opaque, TensorNode
+
+cdef extern from "Python.h":
+    void PyTuple_SET_ITEM(PyObject*, Py_ssize_t, PyObject*)
+    PyObject* PyTuple_GET_ITEM(object, Py_ssize_t)
+
+cdef enum:
+    ATOM = 0
+    LIST = 1
+    TUPLE = 2
+    DICT = 3  # and its subclasses
+    SET = 4
+    FROZENSET = 5
+    DEQUE = 6
+    NAMESPACE = 7
+    TENSOR = 8
+    STORAGE = 9
+    NAME = 10
+    NODE = 11
+
+cdef dict KINDS = {
+    list: LIST, tuple: TUPLE, dict: DICT, collections.OrderedDict: DICT, collections.defaultdict: DICT,
+    collections.Counter: DICT, set: SET, frozenset: FROZENSET, collections.deque: DEQUE,
+    argparse.Namespace: NAMESPACE, types.SimpleNamespace: NAMESPACE,
+    TensorSpec: TENSOR, StorageRef: STORAGE, Global: NAME,
+    str: ATOM, int: ATOM, float: ATOM, bool: ATOM, type(None): ATOM, bytes: ATOM,
+}  # fmt: skip
+
+
+cdef int kind_of(object value):
+    kind = KINDS.get(type(value))
+    if kind is not None:
+        return kind
+    return NODE if isinstance(value, Node) else ATOM
+
+
+cdef class Substitution:
+    """One walk. ``work`` are containers whose members are still inert, ``begun`` those that are filled or being filled."""
+
+    cdef object bridge
+    cdef list tensors, work, alive
+    cdef dict done
+    cdef set begun
+    cdef int depth, max_depth
+    cdef bint lazy  # the bridge wants nodes of tensors as they are
+
+    def __init__(self, bridge, list tensors, int max_depth):
+        self.bridge, self.tensors, self.max_depth = bridge, tensors, max_depth
+        self.lazy = hasattr(bridge, "lazy")
+        self.work, self.alive, self.done, self.begun = [], [], {}, set()
+
+    cdef object resolve(self, object value):
+        """What takes the place of a value; a container is the same one, and its members follow."""
+        cdef int kind = kind_of(value)
+        if kind == ATOM:
+            return value
+        if kind == TENSOR:
+            return self.tensors[(<TensorSpec> value).index]
+        if kind == NODE:
+            return self.node(value)
+        if kind == STORAGE:
+            return self.bridge.storage(value)
+        if kind == NAME:
+            return self.bridge.named(value)
+        if kind == FROZENSET:
+            return self.key(value)
+        self.schedule(value)
+        return value
+
+    cdef int schedule(self, object container) except -1:
+        # A container that waits in an outer list waits here as well: what is being built may look into it.
+        if id(container) not in self.begun:
+            self.work.append(container)
+        return 0
+
+    cdef object node(self, object node):
+        found = self.done.get(id(node))
+        if found is not None:
+            if found is MISSING:
+                raise FormatError(f"{node!r:.80} is among its own arguments")
+            return found
+        self.alive.append(node)
+        if isinstance(node, Opaque) and self.bridge.keeps(node):
+            self.done[id(node)] = node
+            self.work.append(node)
+            return node
+        if self.lazy and is_tensor(NODE, node):
+            built = self.done[id(node)] = self.bridge.lazy(node)
+            return built
+        self.done[id(node)] = MISSING
+        if self.depth >= self.max_depth:
+            raise LimitError(f"objects nest more than {self.max_depth} deep in one another "
+                             f"(Limits.object_depth raises the bound)")
+        self.depth += 1
+        outer, self.work = self.work, []
+        built = self.done[id(node)] = self.build(node)
+        if isinstance(node, Opaque) or node.state is not MISSING:
+            self.give_state(node, built)
+        self.work = outer
+        self.depth -= 1
+        return built
+
+    cdef object build(self, object node):
+        """Make the object of a node after all that its arguments hold."""
+        if node.args:
+            node.args = tuple([self.resolve(arg) for arg in node.args])
+        if isinstance(node, Opaque):
+            node.kwargs = {name: self.resolve(value) for name, value in node.kwargs.items()}
+        self.drain()
+        return node.build(self.bridge)
+
+    cdef int give_state(self, object node, object built) except -1:
+        """Apply the state at once, as the pickle did: a set may be about to hash the object by its attributes."""
+        if isinstance(node, Opaque):
+            self.schedule(node.items)
+            self.schedule(node.pairs)
+        node.state = self.resolve(node.state)
+        self.drain()
+        node.apply_state(self.bridge, built)
+        return 0
+
+    cdef object key(self, object value):
+        """What takes the place of a dict key or a set's member, which cannot change in place."""
+        cdef int kind = kind_of(value)
+        if kind == TUPLE or kind == FROZENSET:
+            members = [self.key(member) for member in value]
+            if all([a is b for a, b in zip(members, value)]):
+                return value
+            return tuple(members) if kind == TUPLE else frozenset(members)
+        return self.resolve(value)
+
+    cdef int drain(self) except -1:
+        while self.work:
+            self.fill(self.work.pop())
+        return 0
+
+    cdef int fill(self, object container) except -1:
+        """Resolve the members of one container."""
+        cdef int kind = kind_of(container)
+        cdef Py_ssize_t i
+        if id(container) in self.begun:
+            return 0
+        self.begun.add(id(container))
+        self.alive.append(container)  # an id means nothing once its object is gone
+        if kind == LIST:
+            for i in range(len(container)):
+                value = container[i]
+                new = self.resolve(value)
+                if new is not value:
+                    container[i] = new
+        elif kind == TUPLE:
+            self.fill_tuple(container)
+        elif kind == DICT:
+            self.fill_dict(container)
+            if not PyDict_CheckExact(container) and getattr(container, "__dict__", None):
+                self.fill_dict(container.__dict__)
+        elif kind == SET:
+            members = [self.key(member) for member in container]
+            container.clear()
+            container.update(members)
+        elif kind == DEQUE:
+            members = [self.resolve(member) for member in container]
+            container.clear()
+            container.extend(members)
+        elif kind == NAMESPACE:
+            self.fill_dict(container.__dict__)
+        elif kind == NODE:  # an Opaque that stays one
+            container.args = None if container.args is None else tuple([self.resolve(a) for a in container.args])
+            container.state = self.resolve(container.state)
+            self.schedule(container.kwargs)
+            self.schedule(container.items)
+            self.schedule(container.pairs)
+        return 0
+
+    cdef int fill_tuple(self, tuple container) except -1:
+        """Tuples change in place, too: nobody has seen this one yet, and what holds it need not be found."""
+        cdef Py_ssize_t i
+        for i in range(len(container)):
+            value = <object> PyTuple_GET_ITEM(container, i)
+            new = self.resolve(value)
+            if new is not value:
+                Py_INCREF(new)
+                PyTuple_SET_ITEM(<PyObject*> container, i, <PyObject*> new)
+                Py_DECREF(value)
+        return 0
+
+    cdef int fill_dict(self, object container) except -1:
+        cdef Py_ssize_t at = 0
+        cdef PyObject* key_at
+        cdef PyObject* value_at
+        cdef bint rebuild = False
+        while PyDict_Next(container, &at, &key_at, &value_at):
+            key = <object> key_at
+            if type(key) is not str and kind_of(key) != ATOM:
+                rebuild = True
+            value = <object> value_at
+            new = self.resolve(value)
+            if new is not value:
+                PyDict_SetItem(container, key, new)  # an existing key: the table does not move
+        if rebuild:
+            items = [(self.key(key), value) for key, value in container.items()]
+            container.clear()
+            for key, value in items:
+                container[key] = value
+        return 0
+
+    cdef object run(self, object root):
+        holder = [root]
+        self.work.append(holder)
+        self.drain()
+        return holder[0]
+
+
+def substitute(root, bridge, list tensors, max_depth=300):
+    """The real object for an inert ``root``, made in place.
+
+    ``tensors[spec.index]`` takes the place of a TensorSpec; ``bridge`` makes everything else (see torch_bridge).
+    Raises LimitError where nodes nest too deep, and what the bridge raises.
+    """
+    cdef Substitution walk = Substitution(bridge, tensors, max_depth)
+    return walk.run(root)
+
+
+cdef bint is_tensor(int kind, object value):
+    return kind == TENSOR or kind == NODE and isinstance(value, TensorNode) and value.kind not in ("size", "device", "generator")
+
+
+def children(value):
+    """(key, member) of a container, an Opaque or a node with members; None for a leaf."""
+    cdef int kind = kind_of(value)
+    if kind == DICT:
+        extra = getattr(value, "__dict__", None)
+        return [*value.items(), *extra.items()] if extra else value.items()
+    if kind == LIST or kind == TUPLE or kind == DEQUE:
+        return enumerate(value)
+    if kind == NAMESPACE:
+        return value.__dict__.items()
+    if kind == SET or kind == FROZENSET:
+        return enumerate(value)
+    if kind == NODE and isinstance(value, Opaque):
+        state = value.state
+        found = [("args", value.args)] if value.args else []
+        found += list(state.items()) if isinstance(state, dict) else [("state", state)] if state is not MISSING else []
+        return found + list(value.kwargs.items()) + list(enumerate(value.items)) + list(value.pairs.items())
+    return None
+
+
+def named_leaves(root):
+    """[(path, leaf)] of everything that is not a container, in the order of the object; a path is a tuple of keys.
+
+    A container that occurs twice is walked where it occurs first, a cycle ends where it closes.
+    """
+    found, seen = [], set()
+    stack = [iter([((), root)])]
+    prefix_of = [()]
+    while stack:
+        step = next(stack[-1], None)
+        if step is None:
+            stack.pop()
+            prefix_of.pop()
+            continue
+        key, value = step
+        path = prefix_of[-1] + (key,) if len(stack) > 1 else ()
+        members = children(value)
+        if members is None:
+            found.append((path, value))
+        elif id(value) not in seen:
+            seen.add(id(value))
+            stack.append(iter(members))
+            prefix_of.append(path)
+    return found
+
+
+def named_tensors(root):
+    """The tensors among ``named_leaves``: TensorSpecs and the nodes of other layouts."""
+    cdef list found = []
+    if type(root) is dict:  # the flat state dict, which has tens of thousands of entries
+        for key, value in (<dict> root).items():
+            if type(value) is not TensorSpec:
+                break
+            found.append(((key,), value))
+        else:
+            return found
+    return [(path, value) for path, value in named_leaves(root) if is_tensor(kind_of(value), value)]

@@ -1,0 +1,75 @@
+"""Pickles that stand one behind the other, with raw data between them: what the legacy and tar formats are made of."""
+
+from .._pickle import Truncated, unpickle
+from ..errors import FormatError
+
+FIRST_WINDOW = 1 << 12  # bytes; most pickles of such files are shorter
+
+
+class PickleStream:
+    """Reads pickles and integers of ``source`` between ``offset`` (which moves on) and ``end``."""
+
+    def __init__(self, source, offset, end, **options):
+        self.source, self.offset, self.end, self.options = source, offset, end, options
+        self.unknown = []  # names that are not known to be plain data, in any of the pickles
+
+    def pickle(self, what, window=FIRST_WINDOW, **options):
+        """Execute the pickle at ``offset`` and move behind it; an Unpickled."""
+        where = f"{self.source.name}: {what}"
+        left = self.end - self.offset
+        while True:
+            data = self.peek(min(window, left))
+            try:
+                result = unpickle(data, where=where, offset=self.offset, **self.options, **options)
+            except Truncated as error:
+                if window >= left:
+                    raise FormatError(
+                        f"{error}; the file ends after {self.end} bytes, an interrupted copy or download?",
+                        path=self.source.name,
+                        offset=self.offset,
+                    ) from None
+                window *= 8
+            else:
+                self.offset += result.end
+                self.unknown += result.unknown
+                return result
+
+    def peek(self, nbytes):
+        """The next bytes, without a copy where they are in memory."""
+        if self.source.view is not None:
+            self.source.check_open()
+            return self.source.view[self.offset : self.offset + nbytes]
+        return self.source.read(self.offset, nbytes)
+
+    def take(self, nbytes, what):
+        """The next bytes, and move behind them."""
+        if nbytes > self.end - self.offset:
+            raise self.cut_short(what, nbytes)
+        data = self.source.read(self.offset, nbytes)
+        self.offset += nbytes
+        return data
+
+    def skip(self, nbytes, what):
+        """Move behind bytes that must be there; where they begin."""
+        if nbytes > self.end - self.offset:
+            raise self.cut_short(what, nbytes)
+        self.offset += nbytes
+        return self.offset - nbytes
+
+    def int64(self, what):
+        return int.from_bytes(self.take(8, what), "little", signed=True)
+
+    def int64s(self, count, what):
+        data = self.take(8 * count, what)
+        return tuple(int.from_bytes(data[i : i + 8], "little", signed=True) for i in range(0, 8 * count, 8))
+
+    def cut_short(self, what, nbytes):
+        return FormatError(
+            f"{self.source.name}: {what} at byte {self.offset} takes {nbytes} bytes, {self.end - self.offset} are left; "
+            f"the file is cut short, an interrupted copy or download?",
+            path=self.source.name,
+            offset=self.offset,
+        )
+
+    def error(self, problem, kind=FormatError):
+        return kind(f"{self.source.name}: {problem}", path=self.source.name, offset=self.offset)

@@ -1,0 +1,141 @@
+"""The tar checkpoints of torch 0.1.2 to 0.1.9: members ``storages``, ``tensors`` and ``pickle``.
+
+Storages and tensors have numbers of their own, and the object's pickle refers to both by them.
+"""
+
+from .._pickle import PIDS_TAR
+from .._spec import Global, storage_spec, tensor_spec
+from ..dtypes import DTYPES
+from ..errors import FormatError
+from ..records import Records
+from ._tar_members import checkpoint_members
+from .stream import PickleStream
+
+MOST_DIMENSIONS = 64  # torch's own bound
+
+
+class TarContainer:
+    """A tar checkpoint, opened; see LegacyContainer for what it offers."""
+
+    kind = "tar"
+    byteorder = "little"
+
+    def __init__(self, source, *, encoding="utf-8", limits=None):
+        self.source = source
+        self.members = checkpoint_members(source)
+        self.end = source.nbytes
+        self.options = {"encoding": encoding, "limits": limits}
+        self.storages, self.tensors, self.objects, self.unknown = [], [], {}, []
+        self._names, self._offsets, self._nbytes = [], [], []
+        self._read_storages(self._stream("storages"))
+        self._read_tensors(self._stream("tensors"))
+        self.records = Records(self._names, self._offsets, self._nbytes)
+        self.rows = {name: row for row, name in enumerate(self._names)}
+        self.unpickled = self.unpickle_again()
+        self.unpickled.unknown = self.unknown + self.unpickled.unknown
+
+    def _stream(self, member):
+        offset, nbytes = self.members[member]
+        return PickleStream(self.source, offset, offset + nbytes, **self.options)
+
+    def _count(self, stream, what):
+        count = stream.pickle(f"number of {what}").obj
+        if type(count) is not int or count < 0:
+            raise stream.error(f"the number of {what} is {count!r:.40}")
+        return count
+
+    def _read_storages(self, stream):
+        for _ in range(self._count(stream, "storages")):
+            described = stream.pickle("storage").obj
+            if not isinstance(described, tuple) or len(described) != 3:
+                raise stream.error(
+                    f"a storage is described by {described!r:.80}; (key, location, class) is expected (the layouts of "
+                    f"2016's alpha releases are not known to any release)"
+                )
+            key, location, cls = described
+            if type(key) is not int or not isinstance(cls, Global) or cls.storage_dtype < 0:
+                raise stream.error(f"a storage is described by {described!r:.80}; (key, location, class) is expected")
+            location = location.decode("latin-1") if isinstance(location, bytes) else str(location)
+            count, itemsize = stream.int64("element count"), DTYPES[cls.storage_dtype].itemsize
+            if not 0 <= count <= (stream.end - stream.offset) // itemsize:
+                raise stream.cut_short(f"storage {key} of {count} elements", count * itemsize)
+            if key in self.objects:
+                raise stream.error(f"storage {key} is there twice; the file is damaged")
+            offset = stream.skip(count * itemsize, f"storage {key}")
+            self._add_storage(key, cls.storage_dtype, count * itemsize, location)
+            self._names.append(str(key))
+            self._offsets.append(offset)
+            self._nbytes.append(count * itemsize)
+        self._read_views(stream)
+        self.unknown += stream.unknown
+
+    def _add_storage(self, key, dtype, nbytes, location, root=None, offset=0):
+        ref = storage_spec(str(key), dtype, nbytes, location, len(self.storages), root, offset)
+        self.storages.append(ref.storage)
+        self.objects[key] = ref
+
+    def _read_views(self, stream):
+        """Slices of storages that are storages of their own: (key, key of the root, offset, count) in elements."""
+        views = stream.pickle("list of storage views").obj
+        if not isinstance(views, list):
+            raise stream.error(f"the list of storage views is {views!r:.80}")
+        for view in views:
+            if not isinstance(view, tuple) or len(view) != 4 or any(type(n) is not int for n in view):
+                raise stream.error(f"a storage view is {view!r:.80}; (key, root, offset, count) is expected")
+            key, root_key, offset, count = view
+            if root_key not in self.objects or key in self.objects:
+                raise stream.error(f"storage view {key} of storage {root_key}: no such root, or a key that is taken")
+            root = self.objects[root_key].storage
+            itemsize = DTYPES[root.dtype].itemsize
+            room = root.nbytes // itemsize
+            if offset < 0 or count < 0 or count > room or offset > room - count:
+                raise stream.error(f"storage view {key}: {count} elements at {offset} lie outside its root, which has {room}")
+            start = root.offset + offset * itemsize  # a view of a view counts from the storage at the bottom
+            bottom = root if root.root is None else root.root
+            self._add_storage(key, root.dtype, count * itemsize, root.location, bottom, start)
+
+    def _read_tensors(self, stream):
+        for _ in range(self._count(stream, "tensors")):
+            described = stream.pickle("tensor").obj
+            if not isinstance(described, tuple) or len(described) != 3:
+                raise stream.error(f"a tensor is described by {described!r:.80}; (key, storage, class) is expected")
+            key, storage_key, _ = described
+            ndim = int.from_bytes(stream.take(8, "number of dimensions")[:4], "little", signed=True)
+            if not 0 <= ndim <= MOST_DIMENSIONS:
+                raise stream.error(f"a tensor has {ndim} dimensions; 0 to {MOST_DIMENSIONS} are possible")
+            shape, stride = stream.int64s(ndim, "sizes"), stream.int64s(ndim, "strides")
+            offset = stream.int64("storage offset")
+            if type(key) is not int or key in self.objects or storage_key not in self.objects:
+                raise stream.error(f"tensor {key!r:.40} of storage {storage_key!r:.40}: no such storage, or a key that is taken")
+            ref = self.objects[storage_key]
+            if not hasattr(ref, "storage") or hasattr(ref, "shape"):
+                raise stream.error(f"tensor {key} lies in {storage_key}, which is a tensor")
+            try:
+                spec = tensor_spec(ref, ref.dtype, offset, shape, stride, len(self.tensors))
+            except FormatError as error:
+                raise stream.error(f"tensor {key}: {error}") from None
+            self.tensors.append(spec)
+            self.objects[key] = spec
+        self.unknown += stream.unknown
+
+    def locate(self, rows):
+        """Every offset is known."""
+
+    def unpickle_again(self):
+        """The object, with containers of its own."""
+        stream = self._stream("pickle")
+        return stream.pickle(
+            "object",
+            1 << 18,
+            pids=PIDS_TAR,
+            tar_objects=self.objects,
+            storages=self.storages,
+            tensors=self.tensors,
+        )
+
+    def pickle_bytes(self):
+        """The bytes of the object's pickle."""
+        offset, nbytes = self.members["pickle"]
+        return self.source.read(offset, nbytes)
+
+

@@ -1,0 +1,92 @@
+"""What a checkpoint holds: the container of a source, its object as inert specs, and the record of each storage."""
+
+import sys
+
+import numpy as np
+
+from ._pickle import PIDS_ZIP, unpickle
+from .containers import sniff
+from .containers.legacy import LegacyContainer
+from .containers.tar import TarContainer
+from .containers.zip import PICKLE, open_zip
+from .dtypes import DTYPES
+from .errors import FormatError
+
+
+class ZipContents:
+    """A ZIP checkpoint, opened; see LegacyContainer for what it offers."""
+
+    kind = "zip"
+
+    def __init__(self, source, *, encoding="utf-8", limits=None, verify=True):
+        self.source, self.options = source, {"encoding": encoding, "limits": limits}
+        self.archive = open_zip(source, verify=verify)
+        self.records, self.rows, self.end = self.archive.records, self.archive.storages, self.archive.end
+        self.byteorder = self.archive.byteorder or default_byteorder()
+        self._pickle = self.archive.read_record(PICKLE)
+        self.unpickled = self.unpickle_again()
+
+    def locate(self, rows):
+        """Find where the data of some rows begins."""
+        self.archive.locate(rows)
+
+    def unpickle_again(self):
+        """The object, with containers of its own."""
+        where = f"{self.source.name}: record {PICKLE!r}"
+        return unpickle(self._pickle, pids=PIDS_ZIP, where=where, **self.options)
+
+    def pickle_bytes(self):
+        """The bytes of the object's pickle."""
+        return self._pickle
+
+
+def default_byteorder():
+    """What a file without a byteorder record is taken for: little, unless torch was told otherwise."""
+    serialization = getattr(sys.modules.get("torch"), "serialization", None)
+    get = getattr(serialization, "get_default_load_endianness", None)
+    name = getattr(get() if get else None, "name", None)
+    return {"BIG": "big", "NATIVE": sys.byteorder}.get(name, "little")
+
+
+def open_contents(source, *, encoding="utf-8", limits=None, verify=True):
+    """Find out what a source is, and read everything but its storages.
+
+    Raises FormatError and its kin; the message says what the file looks like where it is no checkpoint.
+    """
+    kind = sniff.kind(source)
+    if kind == "zip":
+        return ZipContents(source, encoding=encoding, limits=limits, verify=verify)
+    reader = LegacyContainer if kind == "legacy" else TarContainer
+    return reader(source, encoding=encoding, limits=limits)
+
+
+def storage_rows(contents, storages):
+    """The row of each storage's record, an int64 column, located and compared with the size that the pickle gives.
+
+    A record may be longer than its storage by less than one item: torch counts whole items of a storage of odd size.
+    Raises FormatError where one is missing, or has another size.
+    """
+    rows = np.empty(len(storages), dtype=np.int64)
+    nbytes = contents.records.nbytes
+    for i, spec in enumerate(storages):
+        row = contents.rows.get(spec.key)
+        if row is None:
+            raise FormatError(
+                f"{contents.source.name}: storage {spec.key!r} is named by the pickle and is not in the file, which is incomplete",
+                path=contents.source.name,
+                record=spec.key,
+            )
+        rows[i] = row
+    expected = np.array([spec.nbytes for spec in storages], dtype=np.int64)
+    spare = nbytes[rows] - expected if len(rows) else expected
+    itemsize = np.array([DTYPES[spec.dtype].itemsize for spec in storages], dtype=np.int64)
+    if len(wrong := np.flatnonzero((spare < 0) | (spare >= itemsize))):
+        row, spec = rows[wrong[0]], storages[wrong[0]]
+        raise FormatError(
+            f"{contents.source.name}: record {contents.records.names[row]!r} has {nbytes[row]} bytes, the pickle says "
+            f"{spec.nbytes}; the file is damaged",
+            path=contents.source.name,
+            record=contents.records.names[row],
+        )
+    contents.locate(rows)
+    return rows

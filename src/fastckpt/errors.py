@@ -1,0 +1,49 @@
+"""The exceptions, and the form of the sentences they say: where - found - expected - what to do.
+
+Operating-system errors are not wrapped: they stay OSError, with errno and file name.
+"""
+
+import pickle
+
+
+class CheckpointError(ValueError):
+    """Something about a checkpoint that cannot be honoured; the base of every error below.
+
+    Attributes that are known are set, the others are None: ``path`` (name of the source), ``record``
+    (name of the piece inside it) and ``offset`` (bytes from the start of the source).
+    """
+
+    def __init__(self, message, *, path=None, record=None, offset=None):
+        super().__init__(message)
+        self.path = path
+        self.record = record
+        self.offset = offset
+
+
+class FormatError(CheckpointError):
+    """The bytes are not a checkpoint, or contradict themselves."""
+
+
+class ChecksumError(FormatError):
+    """A record's CRC-32 is not the one that its directory gives (``expected``, ``actual``)."""
+
+    def __init__(self, message, *, expected=None, actual=None, **where):
+        super().__init__(message, **where)
+        self.expected = expected
+        self.actual = actual
+
+
+class UnsupportedError(CheckpointError):
+    """A legal file that uses something which is not handled."""
+
+
+class UnsafePickleError(CheckpointError, pickle.UnpicklingError):
+    """The pickle names a class or function (``qualname``) that is not known to be plain data."""
+
+    def __init__(self, message, *, qualname=None, **where):
+        super().__init__(message, **where)
+        self.qualname = qualname
+
+
+class LimitError(CheckpointError):
+    """Reading on would take work or memory out of proportion to the bytes that are there."""

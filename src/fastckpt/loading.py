@@ -1,0 +1,190 @@
+"""load: a whole checkpoint, or the parts of it that are wanted, as torch.load gives it."""
+
+import os
+import sys
+
+from ._tree import substitute
+from .contents import open_contents
+from .errors import FormatError, UnsafePickleError
+from .limits import Limits
+from .reading import Places, place_storages
+from .selection import prune, specs_in
+from .source import open_source
+
+FRAMEWORKS = ("torch", "numpy")
+
+
+def load(
+    f,
+    map_location=None,
+    pickle_module=None,
+    *,
+    weights_only=None,
+    mmap=None,
+    encoding="utf-8",
+    errors="strict",
+    fix_imports=True,
+    verify=True,
+    threads=None,
+    keys=None,
+    framework="torch",
+    unknown="error",
+    progress=None,
+    limits=None,
+    offset=0,
+    nbytes=None,
+):
+    """Load what torch.save wrote, of any version, without running anything that the file says.
+
+    f: path (str, bytes, PathLike), descriptor, bytes-like object, mmap, or seekable binary file object, which is read
+        from its current position and left where the checkpoint ends.
+    map_location: None, device, dict of locations or callable(storage, location), as torch.load takes it. None puts a
+        tensor whose device is not here on the CPU, with one warning.
+    weights_only: None means True. False hands the pickle to Python's own unpickler: THE FILE CAN THEN RUN ANY CODE.
+    pickle_module: with weights_only=False, whose Unpickler to use.
+    mmap: map the file (copy on write) instead of reading it. Nothing is verified then, and a file that somebody
+        truncates while it is mapped ends the process.
+    encoding, errors: of Python 2 strings; encoding="bytes" keeps them as bytes.
+    verify: compare the CRC-32 of every record that is read whole.
+    threads: how many threads read; None takes what the process may use, 1 is serial.
+    keys: a list of dotted names, a glob pattern or a callable on names: other leaves are absent and not read.
+    framework: "torch", or "numpy" for arrays without torch (bfloat16 and float8 through ml_dtypes where installed).
+    unknown: "error", or "opaque" for inert stand-ins of objects of unknown classes (see Opaque).
+    progress: callable(bytes done, bytes in all).
+    limits: a Limits.
+    offset, nbytes: the region of ``f`` that holds the checkpoint, in bytes.
+
+    Returns the object: tensors share storages, and have strides and storage sizes, as in the file.
+    Raises FormatError (with what the file looks like instead), ChecksumError, UnsupportedError, UnsafePickleError,
+    LimitError, all ValueErrors; OSError; TypeError and ValueError for arguments that cannot be honoured.
+    Source: github.com/pytorch/pytorch, torch/serialization.py, for the meaning of torch's own arguments.
+    """
+    weights_only = only_weights(weights_only)
+    check_options(framework, unknown, weights_only, pickle_module, map_location)
+    source = open_source(f, offset, nbytes)
+    try:
+        map_file = wants_mapping(mmap, source)
+        contents = open_contents(source, encoding=encoding, limits=limits, verify=verify)
+        reader = Reader(
+            contents, framework, unknown, map_location, verify=verify, threads=threads, map_file=map_file, progress=progress
+        )
+        if weights_only:
+            result = reader.load(keys, limits or Limits())
+        else:
+            from .trusted import unpickle_trusted
+
+            options = {"encoding": encoding, "errors": errors, "fix_imports": fix_imports}
+            result = unpickle_trusted(reader, keys, pickle_module, **options)
+        source.finish(contents.end)
+        return result
+    finally:
+        source.close()
+
+
+class Reader:
+    """Turns specs of an open checkpoint into objects of a framework; ``options`` are those of place_storages."""
+
+    def __init__(self, contents, framework="torch", unknown="error", map_location=None, **options):
+        self.contents, self.framework, self.unknown, self.options = contents, framework, unknown, options
+        self.where = f"{contents.source.name}: "
+        self.allowed = {}
+        self.placement = None
+        if framework == "torch":
+            from .torch_bridge import Placement, allowed_globals
+
+            self.placement = Placement(map_location)
+            self.allowed = allowed_globals()
+
+    def load(self, keys, limits):
+        """The whole object, or what ``keys`` leaves of it."""
+        unpickled = self.contents.unpickled
+        if keys is None:
+            self.refuse(unpickled.unknown)
+            self.refuse_undecodable(unpickled)
+            return self.make(unpickled.obj, unpickled.storages, unpickled.tensors, limits)
+        pruned = prune(unpickled.obj, keys)
+        storages, tensors, opaque = specs_in(pruned)
+        self.refuse([(node.qualname, "") for node in opaque])
+        return self.make(pruned, storages, tensors, limits)
+
+    def make(self, root, storages, tensors, limits):
+        """The real object for an inert one, given the specs in it."""
+        bridge = self.bridge(storages)
+        made = bridge.tensors(tensors)
+        by_index = made
+        if len(tensors) != len(self.contents.unpickled.tensors):
+            by_index = [None] * len(self.contents.unpickled.tensors)
+            for spec, tensor in zip(tensors, made, strict=True):
+                by_index[spec.index] = tensor
+        return substitute(root, bridge, by_index, limits.object_depth)
+
+    def bridge(self, storages):
+        """A bridge over these storages, read."""
+        reads_nothing = self.placement is not None and self.placement.reads_nothing
+        places = Places()
+        if not reads_nothing:
+            places = place_storages(self.contents, storages, self.contents.unpickled.tensors, **self.options)
+        if self.framework == "numpy":
+            from .numpy_bridge import NumpyBridge
+
+            return NumpyBridge(places, unknown=self.unknown, where=self.where)
+        from .torch_bridge import TorchBridge
+
+        return TorchBridge(places, self.placement, allowed=self.allowed, unknown=self.unknown, where=self.where)
+
+    def refuse(self, unknown):
+        """Raise for the first class that is neither known to be data nor allowed by the user."""
+        if self.unknown == "opaque":
+            return
+        for qualname, note in unknown:
+            if qualname not in self.allowed or note:
+                raise UnsafePickleError(
+                    f"{self.where}record 'data.pkl': the pickle names {qualname}{note and ' ' + note}, which is not known to "
+                    f"be plain data; nothing was run. unknown='opaque' loads the rest with inert stand-ins, "
+                    f"torch.serialization.add_safe_globals allows a class you trust, and weights_only=False runs the pickle "
+                    f"of a file you trust",
+                    qualname=qualname,
+                    path=self.contents.source.name,
+                    record="data.pkl",
+                )
+
+    def refuse_undecodable(self, unpickled):
+        if unpickled.undecodable is not None:
+            raise FormatError(
+                f"{self.where}the pickle holds a Python 2 string that is not in the encoding asked for: "
+                f"{unpickled.undecodable[:40]!r}; encoding='latin1' decodes any, encoding='bytes' keeps them as bytes",
+                path=self.contents.source.name,
+            )
+
+
+def only_weights(weights_only):
+    """torch's rule: True where nothing is said, and its two environment variables have a say."""
+    on = ("1", "y", "yes", "true")
+    force = os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "0") in on
+    force_not = os.environ.get("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "0") in on
+    if force and force_not:
+        raise ValueError("TORCH_FORCE_WEIGHTS_ONLY_LOAD and TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD are both set; one can be")
+    if force:
+        return True
+    return not force_not if weights_only is None else bool(weights_only)
+
+
+def check_options(framework, unknown, weights_only, pickle_module, map_location):
+    if framework not in FRAMEWORKS:
+        raise ValueError(f"framework={framework!r} is invalid (expected one of: {', '.join(FRAMEWORKS)})")
+    if unknown not in ("error", "opaque"):
+        raise ValueError(f"unknown={unknown!r} is invalid (expected one of: error, opaque)")
+    if weights_only and pickle_module is not None:
+        raise TypeError("pickle_module is used with weights_only=False only; nothing else runs a pickle")
+    if framework == "numpy" and (map_location not in (None, "cpu") or not weights_only):
+        raise TypeError("framework='numpy' knows no map_location and no weights_only=False")
+
+
+def wants_mapping(mmap, source):
+    """Whether to map the file: what the caller says, else what torch is set to."""
+    if mmap is None:
+        config = sys.modules.get("torch.utils.serialization.config")
+        mmap = bool(getattr(getattr(config, "load", None), "mmap", False)) and source.fd >= 0
+    if mmap and source.fd < 0:
+        raise ValueError(f"{source.name}: mmap=True needs a file that has a descriptor; pass its path")
+    return bool(mmap)

@@ -1,0 +1,181 @@
+"""Objects of a pickle that wait to be made: for tensors to be read, or for a framework.
+
+The pickle machine makes nodes, a bridge turns each into the real thing once its arguments are there. A node never
+imports or calls what the file names; the one that stands for an unknown class, Opaque, stays what it is.
+"""
+
+from .errors import FormatError
+
+
+class _Missing:
+    def __repr__(self):
+        return "<missing>"
+
+
+MISSING = _Missing()
+
+
+class Node:
+    """An object with constructor arguments that come first and a state that comes last (it may lead back to it)."""
+
+    __slots__ = ("args", "state")
+
+    def __init__(self, args=()):
+        self.args = args
+        self.state = MISSING
+
+    def set_state(self, machine, state):
+        """What BUILD does to it."""
+        self.state = state
+
+    def build(self, bridge):
+        """The object; ``args`` hold real objects by now."""
+        raise NotImplementedError
+
+    def apply_state(self, bridge, obj):
+        """Give the built object its state."""
+        raise NotImplementedError
+
+
+class TensorNode(Node):
+    """Anything of torch's that is not a plain strided tensor. ``kind`` names the bridge method that makes it."""
+
+    __slots__ = ("kind",)
+
+    def __init__(self, kind, *args):
+        super().__init__(args)
+        self.kind = kind
+
+    def build(self, bridge):
+        return getattr(bridge, self.kind)(*self.args)
+
+    def apply_state(self, bridge, obj):
+        bridge.set_state(self, obj, self.state)
+
+    def __repr__(self):
+        return f"<{self.kind} {self.args!r}>"
+
+
+class QuantizedNode(TensorNode):
+    """A quantized tensor: ``spec`` says where its integers lie, the arguments how to read them."""
+
+    __slots__ = ("spec",)
+
+    def __init__(self, kind, spec, *args):
+        super().__init__(kind, *args)
+        self.spec = spec
+
+    def build(self, bridge):
+        return getattr(bridge, self.kind)(self.spec, *self.args)
+
+
+class TensorType(TensorNode):
+    """A tensor of torch 0.1: an empty one, which BUILD gives its storage and geometry."""
+
+    __slots__ = ("code",)
+
+    def __init__(self, code):
+        super().__init__("typed_tensor", None, code)
+        self.code = code
+
+    def set_state(self, machine, state):
+        if not isinstance(state, tuple) or len(state) != 4:
+            raise FormatError(f"a tensor's state is {state!r:.80}; (storage, offset, size, stride) is expected")
+        self.args = (machine.tensor(*state), self.code)
+
+
+class ParameterNode(TensorNode):
+    """An nn.Parameter: (data, requires_grad), and attributes as its state."""
+
+    __slots__ = ()
+
+    def __init__(self, data=None, requires_grad=True, kind="parameter"):
+        super().__init__(kind, data, requires_grad)
+
+    def set_state(self, machine, state):
+        """torch 0.1 to 0.3 wrote (requires_grad, volatile, hooks); 2016 (data, ?, hooks, requires_grad, volatile)."""
+        data = self.args[0]
+        if isinstance(state, tuple) and len(state) == 3:
+            requires_grad = state[0]
+        elif isinstance(state, tuple) and len(state) == 5:
+            data, _, _, requires_grad, _ = state
+        elif isinstance(state, tuple) and len(state) == 4:
+            data, requires_grad = state[0], state[1]
+        else:
+            raise FormatError(f"a Parameter's state is {state!r:.80}; a tuple of three or five is expected")
+        if type(requires_grad) is not bool:
+            raise FormatError(f"a Parameter's requires_grad is {requires_grad!r:.80}, a bool is expected")
+        self.args = (data, requires_grad)
+
+
+class TorchName(Node):
+    """A constant of torch's: a dtype, a layout, a tensor type. ``path`` is the way to it from the torch module."""
+
+    __slots__ = ("path",)
+
+    def __init__(self, path):
+        super().__init__()
+        self.path = path
+
+    def build(self, bridge):
+        return bridge.name(self.path)
+
+    def __repr__(self):
+        return f"<torch.{self.path}>"
+
+
+class Opaque(Node):
+    """An object of a class that is not known to be plain data, kept as what the file says of it; nothing was run.
+
+    Attributes: ``qualname`` (module and name of the class or function, as the file spells it), ``args`` and ``kwargs`` of its
+    constructor (args is None where the file names the class itself), ``state`` (MISSING if it has none), ``items`` and ``pairs``
+    (what would be appended to it or set in it). Tensors among them are real tensors after ``load``.
+    """
+
+    __slots__ = ("items", "kwargs", "new", "pairs", "qualname")
+
+    def __init__(self, qualname, args=None, kwargs=None, state=MISSING, new=False):
+        super().__init__(args)
+        self.qualname = qualname
+        self.kwargs = kwargs or {}
+        self.state = state
+        self.items = []
+        self.pairs = {}
+        self.new = new  # made by cls.__new__(cls, *args), not by a call
+
+    def __repr__(self):
+        args = "" if self.args is None else f", args={short(self.args)}"
+        state = "" if self.state is MISSING else f", state={short(self.state)}"
+        return f"Opaque({self.qualname!r}{args}{state})"
+
+    def build(self, bridge):
+        return bridge.opaque(self)
+
+    def apply_state(self, bridge, obj):
+        """Fill an object of a class that the user allowed, as the pickle would."""
+        for item in self.items:
+            (obj.append if hasattr(obj, "append") else obj.add)(item)
+        for key, value in self.pairs.items():
+            obj[key] = value
+        if self.state is not MISSING:
+            bridge.set_state(self, obj, self.state)
+
+    def __reduce__(self):
+        return _opaque, (self.qualname, self.args, self.kwargs, self.state, self.items, self.pairs)
+
+
+def _opaque(qualname, args, kwargs, state, items, pairs):
+    obj = Opaque(qualname, args, kwargs, state)
+    obj.items, obj.pairs = items, pairs
+    return obj
+
+
+def short(value, limit=60):
+    """A repr that ends soon, whatever the value holds."""
+    if isinstance(value, (list, tuple, dict, set, frozenset)) and len(value) > 3:
+        return f"<{type(value).__name__} of {len(value)}>"
+    if isinstance(value, (list, tuple, dict, set, frozenset)):
+        inner = ", ".join(type(v).__name__ for v in (value.values() if isinstance(value, dict) else value))
+        return f"<{type(value).__name__} of {inner or 'nothing'}>"
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -1,0 +1,122 @@
+"""Memory into NumPy arrays, without torch. Names of torch's (dtypes, devices) come out as text."""
+
+import numpy as np
+
+from .dtypes import DTYPES, QUANTIZED, numpy_dtype
+from .errors import UnsafePickleError, UnsupportedError
+from .nodes import MISSING, Opaque, TorchName
+
+
+class NumpyBridge:
+    """``places[spec.index]`` is (owner, byte offset) of each storage's memory."""
+
+    allowed = {}  # noqa: RUF012 - nothing is: classes that users allow are torch's business
+
+    def __init__(self, places, *, unknown="error", where=""):
+        self.places, self.unknown, self.where = places, unknown, where
+
+    def flat(self, spec, code):
+        """A storage as a flat array of one dtype, with whole elements only."""
+        dtype = numpy_dtype(code)
+        if spec.nbytes < dtype.itemsize:
+            return np.empty(0, dtype)
+        owner, offset = self.places[spec.index]
+        return np.frombuffer(owner, dtype, count=spec.nbytes // dtype.itemsize, offset=offset)
+
+    def tensors(self, specs):
+        return [self.tensor(spec) for spec in specs]
+
+    def tensor(self, spec):
+        if spec.dtype in QUANTIZED:
+            return None
+        flat, step = self.flat(spec.storage, spec.dtype), numpy_dtype(spec.dtype).itemsize
+        start = flat[spec.offset :] if spec.numel else flat[:0]
+        array = np.lib.stride_tricks.as_strided(start, spec.shape, [n * step for n in spec.stride])
+        if spec.conj:
+            array = array.conj()
+        if spec.neg:
+            array = -array
+        return array
+
+    def storage(self, ref):
+        return self.flat(ref.storage, ref.dtype)
+
+    def name(self, path):
+        return f"torch.{path}"
+
+    def named(self, name):
+        value = name.known.value if name.known is not None else MISSING
+        if isinstance(value, TorchName):
+            return self.name(value.path)
+        return value if value is not MISSING else self.opaque(Opaque(name.qualname))
+
+    def size(self, sizes):
+        return sizes
+
+    def device(self, kind, index=None):
+        return kind if index is None else f"{kind}:{index}"
+
+    def parameter(self, data, requires_grad):
+        return np.empty(0, np.float32) if data is None else data
+
+    variable = parameter
+
+    def typed_tensor(self, data, code):
+        return np.empty(0, numpy_dtype(code)) if data is None else data
+
+    def from_type(self, tensor, cls):
+        return tensor if cls in ("torch.Tensor", "torch.nn.Parameter") else Opaque(getattr(cls, "qualname", str(cls)), (tensor,))
+
+    def device_tensor(self, data, code, device, requires_grad):
+        return np.asarray(data).astype(numpy_dtype(code))
+
+    def set_state(self, node, obj, state):
+        if isinstance(obj, Opaque):
+            obj.state = state  # an array has no place for the attributes of a tensor
+
+    def keeps(self, opaque):
+        if self.unknown != "opaque":
+            raise UnsafePickleError(
+                f"{self.where}the pickle names {opaque.qualname}, which is not known to be plain data; nothing was run. "
+                f"unknown='opaque' gives inert stand-ins",
+                qualname=opaque.qualname,
+            )
+        return True
+
+    def opaque(self, node):
+        self.keeps(node)
+        return node
+
+    def _no_twin(self, kind, *args):
+        """What NumPy has no type for: named where it is met, kept as its parts where stand-ins are wanted."""
+        if self.unknown == "opaque":
+            return Opaque(f"torch.{kind}", args)
+        raise UnsupportedError(
+            f"{self.where}NumPy has nothing for a {kind} tensor; framework='torch' has, unknown='opaque' keeps its parts"
+        )
+
+    def sparse_coo(self, *args):
+        return self._no_twin("sparse_coo", *args)
+
+    def sparse_compressed(self, layout, *args):
+        return self._no_twin(layout, *args)
+
+    def _quantized(self, spec, *args):
+        row, array = DTYPES[spec.dtype], self.flat(spec.storage, spec.dtype)
+        if row.packed == 1 and spec.numel:  # several in a byte have no strides
+            array = np.lib.stride_tricks.as_strided(array[spec.offset :], spec.shape, [n * row.itemsize for n in spec.stride])
+        return self._no_twin(row.name, array, *args)
+
+    quantized_per_tensor = quantized_per_channel = _quantized
+
+    def nested(self, *args):
+        return self._no_twin("nested", *args)
+
+    def meta(self, code, size, stride, requires_grad):
+        return self._no_twin("meta", DTYPES[code].name, size, stride)
+
+    def wrapper_subclass(self, cls, *args):
+        return Opaque(getattr(cls, "qualname", str(cls)), args)
+
+    def generator(self, *args):
+        return self._no_twin("Generator", *args)

@@ -1,0 +1,560 @@
+"""The table of every class and function that a checkpoint may name, and what we make of each.
+
+A row turns the arguments that the pickle gives into plain data, a spec or a node. Nothing is looked up on the file's
+word: a name that is not in ``TABLE`` becomes an Opaque.
+"""
+
+import argparse
+import collections
+import datetime
+import decimal
+import fractions
+import pathlib
+import types
+import uuid
+
+from . import numpy_nodes
+from ._spec import StorageRef, TensorSpec
+from .dtypes import (
+    CODE_BY_NAME,
+    CODE_BY_STORAGE,
+    DTYPES,
+    FLOATING,
+    QUANTIZED,
+    SUB_BYTE_NAMES,
+    UINT8,
+)
+from .errors import FormatError
+from .nodes import MISSING, Node, Opaque, ParameterNode, QuantizedNode, TensorNode, TensorType, TorchName, short
+
+REBUILD_OTHER, REBUILD_TENSOR, REBUILD_TENSOR_V2, REBUILD_TENSOR_V3, REBUILD_ORDERED_DICT = range(5)
+
+
+class Known:
+    """A row: ``call(machine, args)`` is what a call of it gives, ``value`` what the bare name stands for."""
+
+    __slots__ = ("call", "rebuild", "storage_dtype", "value")
+
+    def __init__(self, call=None, value=MISSING, storage_dtype=-1, rebuild=REBUILD_OTHER):
+        self.call, self.value, self.storage_dtype, self.rebuild = call, value, storage_dtype, rebuild
+
+
+def expect(condition, what, found):
+    if not condition:
+        raise FormatError(f"{what} is expected, the pickle has {short(found)}")
+
+
+# -- Python's own types ---------------------------------------------------------------------------------------------
+
+
+def ordered_dict(machine, args):
+    """() from Python 3, a list of pairs from Python 2."""
+    result = collections.OrderedDict()
+    machine.update(result, pairs_of(args))
+    return result
+
+
+def counter(machine, args):
+    """Counter({item: count}) as it is pickled, or of items to count."""
+    result = collections.Counter()
+    if args and isinstance(args[0], dict):
+        machine.update(result, pairs_of(args))
+    elif args:
+        items = args[0] if isinstance(args[0], str) else items_of(args)
+        machine.check_keys(items)
+        result.update(items)
+    return result
+
+
+def pairs_of(args):
+    expect(len(args) < 2, "one list of pairs", args)
+    pairs = args[0] if args else ()
+    if isinstance(pairs, dict):
+        return list(pairs.items())
+    expect(isinstance(pairs, (list, tuple)), "a list of pairs", args)
+    expect(all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in pairs), "a list of pairs", args)
+    return pairs
+
+
+FACTORIES = {
+    f"{module}.{name}": factory
+    for module in ("builtins", "__builtin__")
+    for name, factory in {
+        "list": list, "dict": dict, "set": set, "int": int, "float": float, "str": str,
+        "tuple": tuple, "bool": bool, "bytes": bytes, "complex": complex, "frozenset": frozenset,
+    }.items()
+} | {"collections.OrderedDict": collections.OrderedDict, "collections.Counter": collections.Counter,
+     "collections.deque": collections.deque, "__builtin__.unicode": str, "__builtin__.long": int}  # fmt: skip
+
+
+def default_dict(machine, args):
+    """defaultdict(factory), where the factory is a plain type; any other is a reason to keep the whole opaque."""
+    factory = args[0] if args else None
+    if factory is not None:
+        name = getattr(factory, "qualname", None)
+        if name not in FACTORIES:
+            if isinstance(factory, Opaque) or getattr(factory, "known", None) is None:
+                return Opaque("collections.defaultdict", args)
+            machine.note_unknown("collections.defaultdict", f"with the factory {name or short(factory)}")
+            return Opaque("collections.defaultdict", args)
+        factory = FACTORIES[name]
+    return collections.defaultdict(factory)
+
+
+def deque(machine, args):
+    expect(len(args) < 3, "deque(items, maxlen)", args)
+    items = args[0] if args else ()
+    maxlen = args[1] if len(args) > 1 else None
+    expect(isinstance(items, (list, tuple)), "a list", items)
+    expect(maxlen is None or (type(maxlen) is int and maxlen >= 0), "a length", maxlen)
+    return collections.deque(items, maxlen)
+
+
+def items_of(args):
+    """The one container argument of set(), list() and their kind."""
+    expect(len(args) < 2, "one list", args)
+    items = args[0] if args else ()
+    expect(isinstance(items, (list, tuple, set, frozenset)), "a list", args)
+    return items
+
+
+def make_set(machine, args):
+    items = items_of(args)
+    machine.check_keys(items)
+    return set(items)
+
+
+def make_frozenset(machine, args):
+    items = items_of(args)
+    machine.check_keys(items)
+    return frozenset(items)
+
+
+def make_dict(machine, args):
+    result = {}
+    machine.update(result, pairs_of(args))
+    return result
+
+
+def make_complex(machine, args):
+    expect(len(args) == 2 and all(type(x) is float for x in args), "two floats", args)
+    return complex(*args)
+
+
+def make_bytearray(machine, args):
+    """bytearray(b'...'), or bytearray('...', 'latin-1') as Python 2 protocols write it; never bytearray(length)."""
+    if not args:
+        return bytearray()
+    if isinstance(args[0], str):
+        expect(len(args) == 2 and args[1] in ("latin-1", "latin1"), "text in latin-1", args)
+        return bytearray(args[0].encode("latin-1"))
+    expect(len(args) == 1 and isinstance(args[0], (bytes, bytearray)), "bytes", args)
+    return bytearray(args[0])
+
+
+def make_bytes(machine, args):
+    if not args:
+        return b""
+    expect(len(args) == 1 and isinstance(args[0], (bytes, bytearray)), "bytes", args)
+    return bytes(args[0])
+
+
+def encode(machine, args):
+    """_codecs.encode(text, 'latin1'): how protocol 2 spells bytes. No other codec is ever written, or run."""
+    expect(len(args) == 2 and isinstance(args[0], str) and args[1] in ("latin1", "latin-1"), "text in latin1", args)
+    return args[0].encode("latin-1")
+
+
+def ints_or_none(args):
+    expect(all(a is None or type(a) is int for a in args), "ints", args)
+    return args
+
+
+def make_slice(machine, args):
+    expect(1 <= len(args) <= 3, "a slice's three members", args)
+    return slice(*ints_or_none(args))
+
+
+def make_range(machine, args):
+    expect(1 <= len(args) <= 3 and all(type(a) is int for a in args), "a range's ints", args)
+    return range(*args)
+
+
+def plain(cls, types_):
+    """A row for a class of the standard library whose constructor takes plain values of the given types."""
+
+    def make(machine, args):
+        expect(all(isinstance(a, types_) for a in args), f"arguments for {cls.__name__}", args)
+        return cls(*args)
+
+    return Known(make, cls)
+
+
+def temporal(cls):
+    """datetime's classes are pickled as packed bytes, which Python 2 wrote as str."""
+
+    def make(machine, args):
+        expect(args and all(isinstance(a, (bytes, str, int, datetime.tzinfo)) for a in args), "a date or time", args)
+        packed = args[0].encode("latin-1") if isinstance(args[0], str) else args[0]
+        return cls(packed, *args[1:])
+
+    return Known(make, cls)
+
+
+def path(cls):
+    """A path; one of a foreign system comes out as its pure twin."""
+
+    def make(machine, args):
+        expect(all(isinstance(a, str) for a in args), "path parts", args)
+        try:
+            return cls(*args)
+        except NotImplementedError:  # PosixPath on Windows and the other way round
+            return (pathlib.PureWindowsPath if issubclass(cls, pathlib.PureWindowsPath) else pathlib.PurePosixPath)(*args)
+
+    return Known(make, cls)
+
+
+class UuidNode(Node):
+    """A uuid.UUID, which comes as an empty object and a state {'int': number}."""
+
+    __slots__ = ("value",)
+
+    def __init__(self):
+        super().__init__()
+        self.value = None
+
+    def set_state(self, machine, state):
+        expect(isinstance(state, dict) and type(state.get("int")) is int, "a UUID's state {'int': ...}", state)
+        self.value = uuid.UUID(int=state["int"])
+
+    def build(self, bridge):
+        expect(self.value is not None, "a UUID's state", self.value)
+        return self.value
+
+
+def make_uuid(machine, args):
+    expect(not args, "no arguments for a UUID", args)
+    return UuidNode()
+
+
+def namespace(cls):
+    def make(machine, args):
+        expect(not args, f"no arguments for {cls.__name__}", args)
+        return cls()
+
+    return Known(make, cls)
+
+
+def reconstructor(machine, args):
+    """copyreg._reconstructor(cls, base, state): how protocols 0 and 1 make an object of a class."""
+    cls, _base, state = args
+    if getattr(cls, "known", None) is None:
+        return Opaque(getattr(cls, "qualname", short(cls)), () if state is None else (state,), new=True)
+    return machine.call(cls, () if state is None else (state,))
+
+
+def newobj(machine, args):
+    """copyreg.__newobj__(cls, *args): the same under protocol 2 and up, spelled as a call."""
+    return machine.call(args[0], tuple(args[1:]))
+
+
+# -- torch's rebuild functions --------------------------------------------------------------------------------------
+
+
+def size(machine, args):
+    values = args[0] if args else ()
+    values = values.args[0] if isinstance(values, TensorNode) and values.kind == "size" else values
+    expect(len(args) < 2 and isinstance(values, (list, tuple)), "a list of sizes", args)
+    expect(all(type(n) is int for n in values), "ints as sizes", args)
+    return TensorNode("size", tuple(values))
+
+
+def device(machine, args):
+    expect(1 <= len(args) <= 2 and isinstance(args[0], str), "a device like ('cuda', 1)", args)
+    expect(len(args) < 2 or type(args[1]) is int, "a device like ('cuda', 1)", args)
+    return TensorNode("device", *args)
+
+
+LAYOUTS = ("strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc", "_mkldnn", "jagged")
+QSCHEMES = (
+    "per_tensor_affine", "per_channel_affine", "per_tensor_symmetric", "per_channel_symmetric", "per_channel_affine_float_qparams",
+)  # fmt: skip
+
+
+def layout(machine, args):
+    name = args[0] if len(args) == 1 else None
+    expect(isinstance(name, str) and name.removeprefix("torch.") in LAYOUTS, "a layout like 'torch.strided'", args)
+    return TorchName(name.removeprefix("torch."))
+
+
+def name_of(value, what):
+    """The torch name that an argument stands for, such as a dtype."""
+    known = getattr(value, "known", None)
+    value = known.value if known is not None else value
+    expect(isinstance(value, TorchName), what, value)
+    return value.path
+
+
+def dtype_code(value):
+    name = name_of(value, "a dtype")
+    expect(name in CODE_BY_NAME, "a dtype", value)
+    return CODE_BY_NAME[name]
+
+
+def tensor_like(value):
+    """A tensor among the arguments: plain, or of another layout."""
+    expect(isinstance(value, (TensorSpec, TensorNode)), "a tensor", value)
+    return value
+
+
+def boolean(value, what):
+    expect(type(value) is bool, f"a bool as {what}", value)
+    return value
+
+
+def parameter(machine, args):
+    """_rebuild_parameter(data, requires_grad, hooks); the hooks are never taken."""
+    expect(len(args) == 3, "(data, requires_grad, hooks)", args)
+    return make_parameter(args[0], boolean(args[1], "requires_grad"))
+
+
+def make_parameter(data, requires_grad):
+    if data is not None:
+        tensor_like(data)
+    if requires_grad and isinstance(data, TensorSpec) and data.dtype not in FLOATING:
+        raise FormatError(f"a Parameter of {DTYPES[data.dtype].name} wants a gradient, only floating types have one")
+    return ParameterNode(data, requires_grad)
+
+
+def parameter_with_state(machine, args):
+    expect(len(args) == 4, "(data, requires_grad, hooks, state)", args)
+    node = make_parameter(args[0], boolean(args[1], "requires_grad"))
+    Node.set_state(node, machine, args[3])
+    return node
+
+
+def parameter_class(machine, args):
+    """nn.Parameter(data, requires_grad) of torch 0.1, its state follows."""
+    expect(len(args) < 3, "(data, requires_grad)", args)
+    return make_parameter(args[0] if args else None, boolean(args[1], "requires_grad") if len(args) > 1 else True)
+
+
+def variable_class(machine, args):
+    """autograd.Variable of torch 0.1 to 0.3: today's tensor."""
+    expect(len(args) < 3, "(data, requires_grad)", args)
+    node = make_parameter(args[0] if args else None, boolean(args[1], "requires_grad") if len(args) > 1 else False)
+    node.kind = "variable"
+    return node
+
+
+def sparse(machine, args):
+    """_rebuild_sparse_tensor(layout, (indices, values, size[, is_coalesced])), or (compressed, plain, values, size)."""
+    expect(len(args) == 2 and isinstance(args[1], tuple), "(layout, data)", args)
+    kind, data = name_of(args[0], "a layout"), args[1]
+    if kind == "sparse_coo":
+        expect(len(data) in (3, 4), "(indices, values, size, is_coalesced)", data)
+        flag = data[3] if len(data) == 4 else None
+        expect(flag is None or type(flag) is bool, "a bool as is_coalesced", flag)
+        return TensorNode("sparse_coo", tensor_like(data[0]), tensor_like(data[1]), geometry(data[2]), flag)
+    expect(kind in ("sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc") and len(data) == 4, "a sparse tensor", args)
+    return TensorNode("sparse_compressed", kind, *map(tensor_like, data[:3]), geometry(data[3]))
+
+
+def geometry(value):
+    """Sizes or strides: a tuple of ints that are not negative."""
+    value = value.args[0] if isinstance(value, TensorNode) and value.kind == "size" else value
+    expect(isinstance(value, (tuple, list)) and all(type(n) is int and n >= 0 for n in value), "sizes", value)
+    return tuple(value)
+
+
+def quantized(machine, args):
+    """_rebuild_qtensor(storage, offset, size, stride, quantizer, requires_grad, hooks)."""
+    expect(len(args) == 7 and isinstance(args[4], tuple) and args[4], "seven arguments for a quantized tensor", args)
+    spec = machine.tensor(*args[:4])
+    expect(spec.dtype in QUANTIZED, "a quantized dtype", spec)
+    requires_grad = boolean(args[5], "requires_grad")
+    scheme, params = name_of(args[4][0], "a quantization scheme"), args[4][1:]
+    if scheme == "per_tensor_affine":
+        expect(len(params) == 2 and type(params[0]) in (float, int) and type(params[1]) is int, "(scale, zero_point)", params)
+        return QuantizedNode("quantized_per_tensor", spec, float(params[0]), params[1], requires_grad)
+    expect(scheme in ("per_channel_affine", "per_channel_affine_float_qparams"), "per_tensor_affine or per_channel_affine", scheme)
+    expect(len(params) == 3 and type(params[2]) is int, "(scales, zero_points, axis)", params)
+    scales, zero_points, axis = params
+    expect(0 <= axis < len(spec.shape), f"an axis below {len(spec.shape)}", axis)
+    for values in (scales, zero_points):
+        numeric = isinstance(values, (list, tuple)) and all(type(v) in (int, float) for v in values)
+        expect(numeric or isinstance(values, TensorSpec), "a list of numbers or a tensor", values)
+        count = values.numel if isinstance(values, TensorSpec) else len(values)
+        expect(count == spec.shape[axis], f"{spec.shape[axis]} values, one for each channel", values)
+    return QuantizedNode("quantized_per_channel", spec, scheme, scales, zero_points, axis, requires_grad)
+
+
+def nested(machine, args):
+    """_rebuild_nested_tensor(buffer, sizes, strides, storage_offsets)."""
+    expect(len(args) == 4 and all(isinstance(a, TensorSpec) for a in args), "four tensors", args)
+    return TensorNode("nested", *args)
+
+
+def meta(machine, args):
+    """_rebuild_meta_tensor_no_storage(dtype, size, stride, requires_grad)."""
+    expect(len(args) == 4, "(dtype, size, stride, requires_grad)", args)
+    return TensorNode("meta", dtype_code(args[0]), geometry(args[1]), geometry(args[2]), boolean(args[3], "requires_grad"))
+
+
+def wrapper_subclass(machine, args):
+    """_rebuild_wrapper_subclass(cls, dtype, size, stride, storage_offset, layout, device, requires_grad)."""
+    expect(len(args) == 8, "eight arguments for a wrapper subclass", args)
+    cls, dtype, shape, stride, offset, layout_, device_, requires_grad = args
+    return TensorNode("wrapper_subclass", cls, dtype_code(dtype), geometry(shape), geometry(stride), offset,
+                      TorchName(name_of(layout_, "a layout")), device_, boolean(requires_grad, "requires_grad"))  # fmt: skip
+
+
+def from_type(machine, args):
+    """_rebuild_from_type[_v2](func, type, args, state): a tensor with attributes, or of a subclass."""
+    expect(len(args) == 4 and isinstance(args[2], tuple), "(func, type, args, state)", args)
+    func, cls, inner, state = args
+    node = TensorNode("from_type", machine.call(func, inner), cls)
+    if state is not None:
+        Node.set_state(node, machine, state)
+    return node
+
+
+def device_tensor(machine, args):
+    """_rebuild_device_tensor_from_cpu_tensor / _from_numpy(data, dtype, device, requires_grad)."""
+    expect(len(args) == 4 and isinstance(args[2], str), "(data, dtype, device, requires_grad)", args)
+    expect(isinstance(args[0], (TensorSpec, TensorNode, numpy_nodes.ArrayNode)) or hasattr(args[0], "__array_interface__"), "a tensor or an array", args[0])
+    return TensorNode("device_tensor", args[0], dtype_code(args[1]), args[2], boolean(args[3], "requires_grad"))
+
+
+def generator(machine, args):
+    expect(len(args) < 2, "a device", args)
+    return TensorNode("generator", *args)
+
+
+def tensor_type(code):
+    """torch.FloatTensor(): an empty tensor, which BUILD fills; with sizes it would be uninitialised memory."""
+
+    def make(machine, args):
+        expect(not args, "no arguments (a tensor of given size would be uninitialised memory)", args)
+        return TensorType(code)
+
+    return make
+
+
+def jit_list(machine, args):
+    """torch.jit._pickle.build_*list(items): TorchScript's typed lists."""
+    expect(len(args) == 1 and isinstance(args[0], list), "a list", args)
+    return args[0]
+
+
+def jit_tag(machine, args):
+    """torch.jit._pickle.restore_type_tag(value, type): the value."""
+    expect(len(args) == 2, "(value, type)", args)
+    return args[0]
+
+
+# -- the table ------------------------------------------------------------------------------------------------------
+
+
+def _python_rows():
+    for module in ("builtins", "__builtin__"):
+        yield f"{module} set", Known(make_set, set)
+        yield f"{module} frozenset", Known(make_frozenset, frozenset)
+        yield f"{module} complex", Known(make_complex, complex)
+        yield f"{module} bytearray", Known(make_bytearray, bytearray)
+        yield f"{module} bytes", Known(make_bytes, bytes)
+        yield f"{module} slice", Known(make_slice, slice)
+        yield f"{module} list", Known(lambda machine, args: list(items_of(args)), list)
+        yield f"{module} tuple", Known(lambda machine, args: tuple(items_of(args)), tuple)
+        yield f"{module} dict", Known(make_dict, dict)
+        for cls in (int, float, bool, str, object):
+            yield f"{module} {cls.__name__}", Known(None, cls)
+    yield "builtins range", Known(make_range, range)
+    yield "__builtin__ xrange", Known(make_range, range)
+    yield "__builtin__ unicode", Known(None, str)
+    yield "__builtin__ long", Known(None, int)
+    yield "collections OrderedDict", Known(ordered_dict, collections.OrderedDict, rebuild=REBUILD_ORDERED_DICT)
+    yield "collections Counter", Known(counter, collections.Counter)
+    yield "collections defaultdict", Known(default_dict, collections.defaultdict)
+    yield "collections deque", Known(deque, collections.deque)
+    yield "_codecs encode", Known(encode)
+    for module in ("copyreg", "copy_reg"):
+        yield f"{module} _reconstructor", Known(reconstructor)
+        yield f"{module} __newobj__", Known(newobj)
+    for cls in (datetime.datetime, datetime.date, datetime.time):
+        yield f"datetime {cls.__name__}", temporal(cls)
+    yield "datetime timedelta", plain(datetime.timedelta, int)
+    yield "datetime timezone", plain(datetime.timezone, (datetime.timedelta, str))
+    for module in ("pathlib", "pathlib._local"):
+        for cls in (pathlib.PosixPath, pathlib.WindowsPath, pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.Path):
+            yield f"{module} {cls.__name__}", path(cls)
+    yield "decimal Decimal", plain(decimal.Decimal, str)
+    yield "fractions Fraction", plain(fractions.Fraction, (str, int))
+    yield "uuid UUID", Known(make_uuid, uuid.UUID)
+    yield "argparse Namespace", namespace(argparse.Namespace)
+    yield "types SimpleNamespace", namespace(types.SimpleNamespace)
+
+
+def _numpy_rows():
+    for core in ("numpy.core", "numpy._core"):
+        yield f"{core}.multiarray _reconstruct", Known(numpy_nodes.reconstruct)
+        yield f"{core}.multiarray scalar", Known(numpy_nodes.scalar)
+        yield f"{core}.numeric _frombuffer", Known(numpy_nodes.frombuffer)
+    yield "numpy dtype", Known(numpy_nodes.make_dtype, numpy_nodes.np.dtype)
+    yield "numpy ndarray", Known(None, numpy_nodes.np.ndarray)
+    for name in "bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128 str_ bytes_".split():
+        yield f"numpy {name}", Known(None, getattr(numpy_nodes.np, name))
+
+
+def _torch_rows():
+    for dtype in DTYPES:
+        yield f"torch {dtype.name}", Known(None, TorchName(dtype.name))
+        if dtype.storage:
+            code = CODE_BY_STORAGE[dtype.storage]
+            for module in ("torch", "torch.cuda", "torch.storage"):
+                yield f"{module} {dtype.storage}", Known(None, TorchName(dtype.storage), storage_dtype=code)
+            kind = dtype.storage.removesuffix("Storage") + "Tensor"
+            if code not in QUANTIZED and not kind.startswith("Complex"):
+                for module in ("torch", "torch.cuda", "torch.sparse", "torch.cuda.sparse"):
+                    way = f"{module}.{kind}".removeprefix("torch.")
+                    call = None if "sparse" in module else tensor_type(code)
+                    yield f"{module} {kind}", Known(call, TorchName(way))
+    for name in SUB_BYTE_NAMES + QSCHEMES + ("contiguous_format", "channels_last", "channels_last_3d", "preserve_format"):
+        yield f"torch {name}", Known(None, TorchName(name))
+    yield "torch.storage UntypedStorage", Known(None, TorchName("storage.UntypedStorage"), storage_dtype=UINT8)
+    yield "torch.storage TypedStorage", Known(None, TorchName("storage.TypedStorage"))
+    yield "torch Tensor", Known(tensor_type(CODE_BY_NAME["float32"]), TorchName("Tensor"))
+    yield "torch Size", Known(size, TorchName("Size"))
+    yield "torch device", Known(device, TorchName("device"))
+    yield "torch.serialization _get_layout", Known(layout)
+    yield "torch._utils _rebuild_tensor", Known(rebuild=REBUILD_TENSOR)
+    yield "torch._utils _rebuild_tensor_v2", Known(rebuild=REBUILD_TENSOR_V2)
+    yield "torch._utils _rebuild_tensor_v3", Known(rebuild=REBUILD_TENSOR_V3)
+    yield "torch._utils _rebuild_parameter", Known(parameter)
+    yield "torch._utils _rebuild_parameter_with_state", Known(parameter_with_state)
+    yield "torch._utils _rebuild_sparse_tensor", Known(sparse)
+    yield "torch._utils _rebuild_sparse_csr_tensor", Known(sparse)
+    yield "torch._utils _rebuild_qtensor", Known(quantized)
+    yield "torch._utils _rebuild_nested_tensor", Known(nested)
+    yield "torch._utils _rebuild_meta_tensor_no_storage", Known(meta)
+    yield "torch._utils _rebuild_wrapper_subclass", Known(wrapper_subclass)
+    yield "torch._utils _rebuild_device_tensor_from_cpu_tensor", Known(device_tensor)
+    yield "torch._utils _rebuild_device_tensor_from_numpy", Known(device_tensor)
+    yield "torch._utils _rebuild_xla_tensor", Known(device_tensor)
+    yield "torch._utils _rebuild_mlc_tensor", Known(device_tensor)
+    for module in ("torch._tensor", "torch.tensor"):
+        yield f"{module} _rebuild_from_type", Known(from_type)
+        yield f"{module} _rebuild_from_type_v2", Known(from_type)
+    yield "torch.nn.parameter Parameter", Known(parameter_class, TorchName("nn.Parameter"))
+    yield "torch.nn.parameter Buffer", Known(None, TorchName("nn.Buffer"))
+    yield "torch.autograd.variable Variable", Known(variable_class, TorchName("autograd.Variable"))
+    yield "torch._C Generator", Known(generator, TorchName("Generator"))
+    yield "torch Generator", Known(generator, TorchName("Generator"))
+    for kind in ("int", "tensor", "double", "bool"):
+        yield f"torch.jit._pickle build_{kind}list", Known(jit_list)
+    yield "torch.jit._pickle restore_type_tag", Known(jit_tag)
+
+
+TABLE = {tuple(name.split(" ")): row for rows in (_python_rows, _numpy_rows, _torch_rows) for name, row in rows()}
+
+__all__ = ["TABLE", "Known", "StorageRef"]

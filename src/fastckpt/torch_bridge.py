@@ -1,0 +1,388 @@
+"""Memory into torch tensors: the one module that knows torch.
+
+A bridge makes what the inert description of an object asks for: tensors, storages, names, and every node by its kind.
+"""
+
+import math
+import warnings
+
+import torch
+
+from .dtypes import DTYPES, QUANTIZED
+from .errors import FormatError, UnsafePickleError, UnsupportedError
+from .nodes import MISSING, Opaque, TensorNode, TorchName
+
+# torch refuses these even where a user allows them.
+BLOCKED_MODULES = ("sys", "os", "posix", "nt")
+TENSOR_ATTRIBUTES = frozenset(dir(torch.Tensor))
+
+DTYPE_OF = [getattr(torch, row.name, None) for row in DTYPES]
+
+
+def torch_dtype(code):
+    dtype = DTYPE_OF[code]
+    if dtype is None:
+        raise UnsupportedError(f"torch {torch.__version__} has no {DTYPES[code].name}; a newer torch does")
+    return dtype
+
+
+def allowed_globals():
+    """What the user allowed with torch.serialization.add_safe_globals or safe_globals, by qualified name."""
+    found = {}
+    for entry in torch.serialization.get_safe_globals():
+        obj, name = entry if isinstance(entry, tuple) else (entry, f"{entry.__module__}.{entry.__qualname__}")
+        if name.partition(".")[0] not in BLOCKED_MODULES:
+            found[name] = obj
+    return found
+
+
+def unsafe(where, qualname, note=""):
+    """The refusal of a class that is not known to be data."""
+    return UnsafePickleError(
+        f"{where}the pickle names {qualname}{note and ' ' + note}, which is not known to be plain data; nothing was run. "
+        f"unknown='opaque' gives inert stand-ins, torch.serialization.add_safe_globals allows a class you trust, "
+        f"weights_only=False runs the pickle of a file you trust",
+        qualname=qualname,
+    )
+
+
+class Placement:
+    """Where storages go: ``map_location`` as torch.load takes it, and a device that is not here is no error."""
+
+    def __init__(self, map_location):
+        if isinstance(map_location, (torch.device, bytes)):
+            map_location = str(map_location) if isinstance(map_location, torch.device) else map_location.decode()
+        if not (map_location is None or isinstance(map_location, (str, dict)) or callable(map_location)):
+            raise TypeError(
+                f"map_location is a {type(map_location).__name__}; None, a device, a dict or a callable is expected"
+            )
+        self.map_location = map_location
+        self.missing = set()  # locations that were warned about
+
+    @property
+    def reads_nothing(self):
+        return self.map_location == "meta"
+
+    @property
+    def leaves_on_cpu(self):
+        return self.map_location == "cpu"
+
+    def location(self, location):
+        """The location that map_location turns this one into."""
+        if isinstance(self.map_location, str):
+            return self.map_location
+        if isinstance(self.map_location, dict):
+            mapped = self.map_location.get(location, location)
+            return str(mapped) if isinstance(mapped, torch.device) else mapped
+        return location
+
+    def place(self, storage, location):
+        """A CPU storage, moved to where it belongs."""
+        if callable(self.map_location):
+            moved = self.map_location(storage, location)
+            return self.restore(storage, location) if moved is None else moved
+        return self.restore(storage, self.location(location), mapped=self.maps(location))
+
+    def maps(self, location):
+        return isinstance(self.map_location, str) or (isinstance(self.map_location, dict) and location in self.map_location)
+
+    def restore(self, storage, location, mapped=False):
+        if location == "cpu":
+            return storage
+        try:
+            return torch.serialization.default_restore_location(storage, location)
+        except Exception as error:
+            if mapped:  # the caller asked for that device
+                raise
+            self.warn(location, error)
+            return storage
+
+    def device(self, location):
+        """The device of a tensor that is tagged with a location of its own."""
+        if callable(self.map_location):
+            raise TypeError("map_location is a callable, and the file has a tensor that is tagged with a device, not a storage")
+        try:
+            device = torch.device(self.location(location))
+            torch.empty(0, device=device)
+        except Exception as error:
+            if self.maps(location):
+                raise
+            self.warn(location, error)
+            return torch.device("cpu")
+        return device
+
+    def warn(self, location, error):
+        if location not in self.missing:
+            self.missing.add(location)
+            reason = str(error).partition("\n")[0][:120]
+            warnings.warn(
+                f"tensors tagged {location!r} come out on the CPU, that device is not available here ({reason}); "
+                f"map_location says where they should go",
+                stacklevel=2,
+            )
+
+
+class TorchBridge:
+    """``places[spec.index]`` is (owner, byte offset) of each storage's memory, None where nothing was read."""
+
+    def __init__(self, places, placement, *, allowed=None, unknown="error", where=""):
+        self.places, self.placement, self.where = places, placement, where
+        self.allowed = allowed or {}
+        self.unknown = unknown
+        self.made = {}  # index of a storage -> torch.UntypedStorage
+        self.typed = {}
+
+    # -- storages and plain tensors
+
+    def untyped(self, spec):
+        """The torch.UntypedStorage of a StorageSpec, made once."""
+        storage = self.made.get(spec.index)
+        if storage is None:
+            storage = self.made[spec.index] = self.make_storage(spec)
+        return storage
+
+    def make_storage(self, spec):
+        if self.placement.reads_nothing or spec.location == "meta":
+            return torch.UntypedStorage(spec.nbytes, device="meta")
+        if spec.nbytes == 0:
+            return self.placement.place(torch.UntypedStorage(0), spec.location)
+        owner, offset = self.places[spec.index]
+        storage = torch.frombuffer(owner, dtype=torch.uint8, count=spec.nbytes, offset=offset).untyped_storage()
+        return self.placement.place(storage, spec.location)
+
+    def tensors(self, specs):
+        """The tensors of many specs."""
+        return [self.tensor(spec) for spec in specs]
+
+    def tensor(self, spec):
+        if spec.dtype in QUANTIZED:
+            return None  # its quantizer stands in the node around it
+        storage = self.untyped(spec.storage)
+        tensor = torch.empty(0, dtype=torch_dtype(spec.dtype), device=storage.device)
+        tensor.set_(storage, spec.offset, spec.shape, spec.stride)
+        if spec.requires_grad:
+            tensor.requires_grad_(True)
+        if spec.conj or spec.neg:
+            bits = {name: True for name in ("conj", "neg") if getattr(spec, name)}
+            torch._utils.set_tensor_metadata(tensor, bits)
+        return tensor
+
+    def storage(self, ref):
+        """A bare storage comes out typed, as torch.load gives it."""
+        key = (ref.storage.index, ref.dtype)
+        if key not in self.typed:
+            self.typed[key] = torch.storage.TypedStorage(
+                wrap_storage=self.untyped(ref.storage), dtype=torch_dtype(ref.dtype), _internal=True
+            )
+        return self.typed[key]
+
+    # -- names
+
+    def name(self, path):
+        value = torch
+        for part in path.split("."):
+            value = getattr(value, part, None)
+        if value is None:
+            raise UnsupportedError(f"torch {torch.__version__} has no torch.{path}")
+        return value
+
+    def named(self, name):
+        """A class or function that stands in the object itself."""
+        value = name.known.value if name.known is not None else MISSING
+        if isinstance(value, TorchName):
+            return self.name(value.path)
+        if value is not MISSING:
+            return value
+        if name.qualname in self.allowed:
+            return self.allowed[name.qualname]
+        return self.opaque(Opaque(name.qualname))
+
+    def size(self, sizes):
+        return torch.Size(sizes)
+
+    def device(self, *args):
+        try:
+            return torch.device(*args)
+        except RuntimeError as error:
+            raise FormatError(f"{self.where}a device is {args!r:.80}: {str(error).partition(chr(10))[0]}") from None
+
+    # -- other kinds of tensors
+
+    def parameter(self, data, requires_grad):
+        data = torch.empty(0) if data is None else data
+        if isinstance(data, Opaque):
+            return Opaque("torch.nn.parameter.Parameter", (data, requires_grad))
+        return torch.nn.Parameter(data, requires_grad)
+
+    def variable(self, data, requires_grad):
+        data = torch.empty(0) if data is None else data
+        return data.requires_grad_(requires_grad)
+
+    def typed_tensor(self, data, code):
+        return torch.empty(0, dtype=torch_dtype(code)) if data is None else data
+
+    def sparse_coo(self, indices, values, size, is_coalesced):
+        if is_coalesced is not None:
+            return self.checked(torch.sparse_coo_tensor, indices, values, size, is_coalesced=is_coalesced)
+        return self.checked(torch.sparse_coo_tensor, indices, values, size)
+
+    def sparse_compressed(self, layout, compressed, plain, values, size):
+        return self.checked(torch.sparse_compressed_tensor, compressed, plain, values, size, layout=getattr(torch, layout))
+
+    def checked(self, make, *args, **kwargs):
+        """A sparse tensor with its indices checked (on the meta device there are none to look at)."""
+        on_meta = any(isinstance(a, torch.Tensor) and a.device.type == "meta" for a in args)
+        try:
+            return make(*args, **kwargs, check_invariants=not on_meta)
+        except (RuntimeError, ValueError) as error:
+            raise FormatError(f"{self.where}a sparse tensor contradicts itself: {str(error).partition(chr(10))[0]}") from None
+
+    def quantized_per_tensor(self, spec, scale, zero_point, requires_grad):
+        tensor = torch._empty_affine_quantized(
+            (0,), scale=scale, zero_point=zero_point, dtype=torch_dtype(spec.dtype), device=self.untyped(spec.storage).device
+        )
+        return self.quantized(tensor, spec, requires_grad)
+
+    def quantized_per_channel(self, spec, scheme, scales, zero_points, axis, requires_grad):
+        floating = scheme.endswith("float_qparams") or (isinstance(scales, torch.Tensor) and scales.dtype is torch.float32)
+        device = self.untyped(spec.storage).device
+        if not isinstance(scales, torch.Tensor):
+            scales = torch.tensor(scales, dtype=torch.float if floating else torch.double, device=device)
+        if not isinstance(zero_points, torch.Tensor):
+            zero_points = torch.tensor(zero_points, dtype=torch.float if floating else torch.long, device=device)
+        # No second copy of the values: only the quantizer is wanted, so every other axis has no length.
+        shape = [n if i == axis else 0 for i, n in enumerate(spec.shape)]
+        tensor = torch._empty_per_channel_affine_quantized(
+            shape, scales=scales, zero_points=zero_points, axis=axis, dtype=torch_dtype(spec.dtype), device=device
+        )
+        return self.quantized(tensor, spec, requires_grad)
+
+    def quantized(self, tensor, spec, requires_grad):
+        storage = torch.storage.TypedStorage(
+            wrap_storage=self.untyped(spec.storage), dtype=torch_dtype(spec.dtype), _internal=True
+        )
+        tensor.set_(storage, spec.offset, spec.shape, spec.stride)
+        return tensor.requires_grad_() if requires_grad else tensor
+
+    def nested(self, buffer, sizes, strides, offsets):
+        if buffer.device.type != "meta":
+            self.check_nested(buffer, sizes, strides, offsets)
+        return torch._nested_view_from_buffer(buffer, sizes, strides, offsets)
+
+    def check_nested(self, buffer, sizes, strides, offsets):
+        """Every constituent must lie inside the buffer; torch does not look."""
+        shapes_fit = sizes.dim() == 2 and strides.shape == sizes.shape and offsets.shape == sizes.shape[:1]
+        integers = all(t.dtype is torch.int64 for t in (sizes, strides, offsets))
+        if not shapes_fit or not integers or buffer.dim() != 1:
+            raise FormatError(f"{self.where}a nested tensor's sizes, strides and offsets do not fit together")
+        for size, stride, offset in zip(sizes.tolist(), strides.tolist(), offsets.tolist(), strict=True):
+            last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+            if min([offset, *size, *stride], default=0) < 0 or (math.prod(size) and last >= buffer.numel()):
+                raise FormatError(
+                    f"{self.where}a nested tensor's part of size {size} at {offset} lies outside its buffer of {buffer.numel()}"
+                )
+
+    def meta(self, code, size, stride, requires_grad):
+        return torch.empty_strided(size, stride, dtype=torch_dtype(code), device="meta", requires_grad=requires_grad)
+
+    def device_tensor(self, data, code, device, requires_grad):
+        data = data if isinstance(data, torch.Tensor) else torch.from_numpy(data)
+        tensor = data.to(dtype=torch_dtype(code), device=self.placement.device(device))
+        tensor.requires_grad = requires_grad
+        return tensor
+
+    def wrapper_subclass(self, cls, code, size, stride, offset, layout, device, requires_grad):
+        if isinstance(cls, Opaque):
+            args = (cls, torch_dtype(code), size, stride, offset, layout, device, requires_grad)
+            return Opaque("torch._utils._rebuild_wrapper_subclass", args)
+        return torch.Tensor._make_wrapper_subclass(
+            cls, size, strides=stride, dtype=torch_dtype(code), storage_offset=offset, layout=layout, device=device,
+            requires_grad=requires_grad,
+        )  # fmt: skip
+
+    def from_type(self, tensor, cls):
+        if isinstance(cls, Opaque) or isinstance(tensor, Opaque):
+            return Opaque(getattr(cls, "qualname", None) or f"{cls.__module__}.{cls.__qualname__}", (tensor,))
+        if not (isinstance(cls, type) and issubclass(cls, torch.Tensor)):
+            raise FormatError(f"{self.where}a tensor of type {cls!r:.80}; a subclass of torch.Tensor is expected")
+        return tensor if type(tensor) is cls else tensor.as_subclass(cls)
+
+    def generator(self, device="cpu"):
+        return torch.Generator(device)
+
+    # -- states, and what is not known
+
+    def set_state(self, node, obj, state):
+        if isinstance(obj, Opaque):
+            obj.state = state
+        elif isinstance(node, TensorNode) and node.kind == "generator":
+            obj.__setstate__(state)
+        elif isinstance(node, Opaque):
+            self.set_allowed_state(obj, state)
+        elif type(obj).__setstate__ is not torch.Tensor.__setstate__ and node.kind == "from_type":
+            obj.__setstate__(state)  # of a class that the user allowed
+        else:
+            self.set_attributes(obj, state)
+
+    def set_attributes(self, tensor, state):
+        """Python attributes of a tensor or Parameter: (dict, slots) or a dict; none that torch itself defines."""
+        attributes, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
+        for part in (attributes, slots):
+            if part is not None and not isinstance(part, dict):
+                raise FormatError(f"{self.where}a tensor's attributes are a {type(part).__name__}, a dict is expected")
+            for name, value in (part or {}).items():
+                if not isinstance(name, str) or name in TENSOR_ATTRIBUTES:
+                    raise UnsafePickleError(
+                        f"{self.where}the file wants to set the attribute {name!r:.80} of a tensor, which is torch's own",
+                        qualname=f"torch.Tensor.{name}",
+                    )
+                setattr(tensor, name, value)
+
+    def keeps(self, opaque):
+        """Whether an unknown object stays what it is; an error where it may not and the user allowed no such class."""
+        if opaque.qualname in self.allowed:
+            return False
+        if self.unknown != "opaque":
+            raise unsafe(self.where, opaque.qualname)
+        return True
+
+    def opaque(self, node):
+        if self.keeps(node):
+            return node
+        cls = self.allowed[node.qualname]
+        if node.args is None:
+            return cls
+        return cls.__new__(cls, *node.args, **node.kwargs) if node.new else cls(*node.args, **node.kwargs)
+
+    def set_allowed_state(self, obj, state):
+        if hasattr(obj, "__setstate__"):
+            obj.__setstate__(state)
+            return
+        attributes, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
+        if attributes:
+            obj.__dict__.update(attributes)
+        for name, value in (slots or {}).items():
+            setattr(obj, name, value)
+
+
+def view_tensor(owner, start, shape, stride, spec):
+    """A tensor of the values of ``spec`` in a buffer (None: it has no values), from element ``start`` on."""
+    dtype = torch_dtype(spec.dtype)
+    if owner is None:
+        tensor = torch.empty(0, dtype=dtype).set_(torch.UntypedStorage(0), 0, shape, stride)
+    else:
+        storage = torch.frombuffer(owner, dtype=torch.uint8).untyped_storage()
+        tensor = torch.empty(0, dtype=dtype, device="cpu").set_(storage, start, shape, stride)
+    if spec.conj or spec.neg:
+        torch._utils.set_tensor_metadata(tensor, {name: True for name in ("conj", "neg") if getattr(spec, name)})
+    return tensor.requires_grad_(True) if spec.requires_grad else tensor
+
+
+def bytes_of(out, spec):
+    """The memory of a CPU tensor that takes the values of ``spec``, as flat bytes."""
+    if out.dtype is not torch_dtype(spec.dtype) or tuple(out.shape) != spec.shape:
+        raise ValueError(f"out: a tensor of {out.dtype} and {tuple(out.shape)}, the one in the file is of "
+                         f"{torch_dtype(spec.dtype)} and {spec.shape}")
+    if out.device.type != "cpu" or not out.is_contiguous():
+        raise ValueError("out: a contiguous tensor on the CPU is needed")
+    return out.detach().reshape(-1).view(torch.uint8).numpy()

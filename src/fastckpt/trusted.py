@@ -1,0 +1,57 @@
+"""weights_only=False: Python's own unpickler over our storages. The file can run any code; only for files you trust.
+
+The storages are found with the data-only machine, read in parallel and verified like any others; then the pickle is run.
+"""
+
+import io
+import pickle
+
+from .errors import FormatError
+
+RENAMED_MODULES = {"torch.tensor": "torch._tensor"}  # torch 1.7 wrote the first
+
+
+def unpickle_trusted(reader, keys, pickle_module, **options):
+    """Run the pickle of ``reader``'s checkpoint with ``pickle_module`` (None: pickle)."""
+    import torch
+
+    if keys is not None:
+        raise TypeError("keys= needs weights_only=True: the pickle is run as a whole otherwise")
+    contents = reader.contents
+    unpickled = contents.unpickled
+    bridge = reader.bridge(unpickled.storages)
+    by_key = {spec.key: spec for spec in unpickled.storages if spec.root is None}
+
+    def typed(spec, cls):
+        dtype = torch.uint8 if cls is torch.UntypedStorage else cls.dtype
+        return torch.storage.TypedStorage(wrap_storage=bridge.untyped(spec), dtype=dtype, _internal=True)
+
+    def storage(pid):
+        _, cls, key, _, _, *view = pid
+        key = key.decode("latin-1") if isinstance(key, bytes) else str(key)
+        spec = by_key[key]
+        if view and view[0] is not None:
+            view_key = str(view[0][0])
+            spec = next(s for s in unpickled.storages if s.root is not None and s.key == view_key)
+        return typed(spec, cls)
+
+    def numbered(pid):
+        found = contents.objects[int(pid)]
+        return bridge.tensor(found) if hasattr(found, "shape") else bridge.storage(found)
+
+    made = {}
+
+    class Unpickler((pickle_module or pickle).Unpickler):
+        def find_class(self, module, name):
+            return super().find_class(RENAMED_MODULES.get(module, module), name)
+
+        def persistent_load(self, pid):
+            if contents.kind == "tar":
+                return pid[0] if isinstance(pid, tuple) else made.setdefault(int(pid), numbered(pid))
+            if pid[0] in ("storage", b"storage"):
+                return storage(pid)
+            if pid[0] in ("module", b"module"):
+                return pid[1]
+            raise FormatError(f"{contents.source.name}: a persistent id is {pid!r:.80}")
+
+    return Unpickler(io.BytesIO(contents.pickle_bytes()), **options).load()

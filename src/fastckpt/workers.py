@@ -1,0 +1,150 @@
+"""How many threads, and the one fresh thread that parallel work runs on: all that is known of OpenMP and fork.
+
+OpenMP keeps its threads for whoever made them. A process that forks while its main thread owns such a pool has
+children that hang as soon as they enter a parallel region, be it ours or torch's. A pool that belongs to a thread
+which has ended is gone. So a parallel fill never runs on the caller's thread but on one made for it, and joined.
+"""
+
+import os
+import sys
+import threading
+
+# More readers than this wait for memory, not for work.
+MOST_THREADS = 16
+# Below this many bytes the caller's thread reads alone. @MEASURED@
+SERIAL_BELOW = 4 << 20
+# How often progress is told, in seconds.
+PROGRESS_EVERY = 0.1
+
+
+def serial_below():
+    """Loads of fewer bytes are read by the caller's thread alone (FASTCKPT_SERIAL_BELOW; 0: none is)."""
+    text = os.environ.get("FASTCKPT_SERIAL_BELOW")
+    if not text:
+        return SERIAL_BELOW
+    if not text.isascii() or not text.isdigit():
+        raise ValueError(f"FASTCKPT_SERIAL_BELOW={text}: a number of bytes is expected")
+    return int(text)
+
+
+def thread_count(threads=None):
+    """How many threads to read with: ``threads``, or where that is None as many as are ours to use."""
+    if threads is not None:
+        if isinstance(threads, bool) or not hasattr(threads, "__index__"):
+            raise TypeError(
+                f"threads={threads!r}: a number is expected, or None for as many as fit"
+            )
+        if threads < 1:
+            raise ValueError(f"threads={threads}: at least 1 is needed, or None for as many as fit")
+        return int(threads)
+    return max(1, min(torch_threads(), cpus(), cgroup_cpus(), MOST_THREADS))
+
+
+def torch_threads():
+    """What torch is set to, where it is loaded: 1 in a DataLoader's worker."""
+    get = getattr(sys.modules.get("torch"), "get_num_threads", None)
+    return get() if get else MOST_THREADS
+
+
+def cpus():
+    """How many CPUs this process may run on."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):
+        return os.cpu_count() or 1
+
+
+def cgroup_cpus(root="/sys/fs/cgroup", membership="/proc/self/cgroup"):
+    """How many CPUs' time the cgroups of this process grant, rounded up; MOST_THREADS where nothing limits it."""
+    fewest = MOST_THREADS
+    for line in read_text(membership).splitlines():
+        _, controllers, path = ([*line.split(":", 2), "", ""])[:3]
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        for group in upwards(os.path.join(root, "cpu") if controllers else root, path):
+            if controllers:  # version 1
+                words = [
+                    read_text(os.path.join(group, f"cpu.cfs_{word}_us")).strip()
+                    for word in ("quota", "period")
+                ]
+            else:
+                words = read_text(os.path.join(group, "cpu.max")).split()
+            if len(words) == 2 and words[0].isdigit() and words[1].isdigit() and int(words[1]):
+                fewest = min(
+                    fewest, -(-int(words[0]) // int(words[1]))
+                )  # "max" and -1 limit nothing
+    return max(1, fewest)
+
+
+def upwards(root, path):
+    """The folders of a group and of the groups around it; in a container those below the root may not be there."""
+    parts = [part for part in path.split("/") if part and part != ".."]
+    return [os.path.join(root, *parts[:depth]) for depth in range(len(parts) + 1)]
+
+
+def read_text(path):
+    try:
+        with open(path) as f:
+            return f.read()
+    except OSError:
+        return ""
+
+
+def run(call, nbytes, threads, cancel, progress=None):
+    """Call ``call(number of threads)`` for ``nbytes`` bytes of work, and return or raise what it does.
+
+    Small work is done here, with one thread. Else a thread is made for it, and a KeyboardInterrupt (or whatever
+    a signal handler raises) arrives here at once: then ``cancel()`` is called, the thread is waited for, and the
+    exception goes on, so that nobody frees memory that is still being filled. ``progress()`` is called now and
+    then meanwhile; what it raises is treated alike.
+    """
+    number = thread_count(threads)
+    if nbytes < serial_below():
+        return call(1)
+    outcome, error, began, ended, given_up = [], [], [], [], []
+    busy = threading.Lock()  # held until the thread ends
+    busy.acquire()
+
+    def body():
+        began.append(True)
+        try:
+            if not given_up:
+                outcome.append(call(number))
+        except BaseException as raised:
+            error.append(raised)
+        finally:
+            ended.append(True)
+            busy.release()
+
+    thread = threading.Thread(target=body, name="checkpoint reader")
+    try:
+        try:
+            thread.start()
+        except (
+            RuntimeError
+        ):  # no thread is to be had: a limit, or the interpreter is on its way out
+            return call(1)
+        # Not by join: interrupted, Python 3.11's takes the thread for ended while it runs.
+        while not ended:
+            busy.acquire(timeout=PROGRESS_EVERY if progress else -1)
+            if progress:
+                progress()
+        thread.join()
+    except BaseException:
+        # In this order: a thread that has not begun yet sees it, and one that has is seen below.
+        given_up.append(True)
+        cancel()
+        while began and not ended:
+            wait_for(busy)
+        raise
+    if error:
+        raise error.pop()  # pop: or its traceback would keep it, and the memory in its frames, alive
+    return outcome.pop()
+
+
+def wait_for(lock):
+    """Wait a moment for a thread that was told to end; another Ctrl-C does not hurry it."""
+    try:
+        lock.acquire(timeout=0.05)
+    except KeyboardInterrupt:
+        pass
