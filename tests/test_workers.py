@@ -60,6 +60,14 @@ class TestCount:
             os.sched_setaffinity(0, mask)
 
 
+@pytest.mark.parametrize(
+    ("number", "cpus", "team"), [(1, 1, 1), (1, 4, 1), (3, 4, 3), (4, 4, 5), (9, 4, 9), (2, 1, 2)]
+)
+def test_team_outnumbers_the_cpus_it_fills(number, cpus, team, monkeypatch):
+    monkeypatch.setattr(workers, "cpus", lambda: cpus)
+    assert workers.team(number) == team
+
+
 class TestCgroups:
     @pytest.mark.parametrize(
         ("membership", "files", "count"),
@@ -126,7 +134,7 @@ class TestRun:
 
     def test_other_work_is_done_on_a_thread_that_has_ended(self):
         number, thread = self.where(1000)
-        assert number == 3
+        assert number == workers.team(3)
         assert thread is not threading.current_thread()
         assert not thread.is_alive()
 

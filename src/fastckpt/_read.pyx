@@ -44,10 +44,14 @@ cdef enum:
     READ_STOPPED = -2  # not read, because another extent failed or the caller gave up
     MAX_THREADS = 64
     HUGE_PAGE = 2 << 20
+    # Units of 2, 4, 8 and 16 MiB reach 0.91, 0.89, 0.91 and 0.89 of what the memory allows (1 GB, two threads, EPYC,
+    # noise 0.02), chunks of 128, 256 and 512 KiB 0.89, 0.91 and 0.89: a chunk fits a small L2 together with its source.
     UNIT_NBYTES = 8 << 20
     CHUNK_NBYTES = 256 << 10
-    # Pieces up to this size are read together with near neighbours, over gaps up to the other.
+    # Pieces up to this size are read together with near neighbours. 32 MiB in such pieces, singly and together:
+    # 1 KiB 18.5 and 6.8 ms, 8 KiB 4.7 and 2.8, 32 KiB 3.0 and 2.7, 64 KiB 2.8 and 2.7, 128 KiB 2.4 and 2.5.
     NEIGHBOUR_NBYTES = 32 << 10
+    # A read costs 0.35 us, about as much as copying this.
     GAP_NBYTES = 4 << 10
     # What the control column holds.
     DONE = 0

@@ -1,23 +1,21 @@
 """Checkpoint: an open file as a Mapping of tensors that are read when they are asked for."""
 
 import collections
-import contextlib
-import copy
 import sys
 import threading
+import weakref
 from collections.abc import Mapping
 
 import numpy as np
 
-from ._spec import TensorSpec
 from ._tree import named_tensors, substitute
 from .contents import open_contents
 from .dtypes import DTYPES
 from .errors import FormatError
-from .lazy import LazyTensor
+from .lazy import LazyStorage, LazyTensor
 from .limits import Limits
 from .loading import Reader, check_options, wants_mapping
-from .nodes import MISSING, Opaque
+from .nodes import Opaque, duplicate
 from .reading import place_storages
 from .selection import dotted, specs_in
 from .source import FileSource, open_source
@@ -27,6 +25,7 @@ def open(  # noqa: A001 - the verb that people look for
     f,
     *,
     framework="torch",
+    map_location=None,
     mmap=None,
     encoding="utf-8",
     verify=True,
@@ -41,9 +40,10 @@ def open(  # noqa: A001 - the verb that people look for
     The arguments are those of ``load``. Objects of unknown classes are listed as they are, as Opaque.
     Raises FormatError, ChecksumError (of the pickle), UnsupportedError, LimitError and OSError.
     """
-    options = {"framework": framework, "mmap": mmap, "encoding": encoding, "verify": verify, "threads": threads}
-    options |= {"unknown": unknown, "limits": limits, "offset": offset, "nbytes": nbytes}
-    return Checkpoint(f, **options)
+    return Checkpoint(
+        f, framework=framework, map_location=map_location, mmap=mmap, encoding=encoding, verify=verify, threads=threads,
+        unknown=unknown, limits=limits, offset=offset, nbytes=nbytes,
+    )  # fmt: skip
 
 
 class Checkpoint(Mapping):
@@ -55,17 +55,19 @@ class Checkpoint(Mapping):
     refuses one that has changed.
     """
 
-    def __init__(self, f, *, framework, mmap, encoding, verify, threads, unknown, limits, offset, nbytes):
-        check_options(framework, unknown, True, None, None)
-        self.framework, self.threads, self.verify, self.unknown = framework, threads, verify, unknown
+    def __init__(self, f, **options):
+        self._options = options
+        self.framework, self.unknown, self.map_location = options["framework"], options["unknown"], options["map_location"]
+        self.threads, self.verify, limits = options["threads"], options["verify"], options["limits"]
+        check_options(self.framework, self.unknown, True, None, self.map_location)
         self.limits = limits or Limits()
-        self._options = {"framework": framework, "mmap": mmap, "encoding": encoding, "verify": verify, "threads": threads}
-        self._options |= {"unknown": unknown, "limits": limits, "offset": offset, "nbytes": nbytes}
         self._lock = threading.Lock()
-        self.source = open_source(f, offset, nbytes)
+        self.source = open_source(f, options["offset"], options["nbytes"])
         try:
-            self.map_file = wants_mapping(mmap, self.source)
-            self.contents = open_contents(self.source, encoding=encoding, limits=limits, verify=verify)
+            self.map_file = wants_mapping(options["mmap"], self.source)
+            self.contents = open_contents(
+                self.source, encoding=options["encoding"], limits=limits, verify=self.verify
+            )
         except BaseException:
             self.source.close()
             raise
@@ -73,6 +75,8 @@ class Checkpoint(Mapping):
         self._leaves = self._by_path = None
         self._lazy = {}
         self._rows = {}
+        # Storages that somebody still holds: whoever reads another tensor of one shares it, as after a load.
+        self._alive = weakref.WeakValueDictionary()
 
     # -- the mapping
 
@@ -113,6 +117,9 @@ class Checkpoint(Mapping):
             lazy = self._lazy.setdefault(id(leaf), LazyTensor(self, path, leaf))
         return lazy
 
+    def _lazy_storage(self, ref):
+        return self._lazy.setdefault(id(ref), LazyStorage(self, ref))
+
     def __iter__(self):
         self.source.check_open()
         return iter(self._index())
@@ -129,12 +136,14 @@ class Checkpoint(Mapping):
 
     @property
     def tree(self):
-        """The object with LazyTensors in place of its tensors; everything else is as ``load`` gives it.
+        """The object with LazyTensors in place of its tensors and LazyStorages in place of bare storages.
 
-        Storages are kept as StorageRef, names of torch's as text, objects of unknown classes as Opaque.
+        Everything else is as ``load`` gives it; objects of unknown classes are Opaque.
         """
         self.source.check_open()
         unpickled = self.contents.unpickle_again()
+        if self.unknown == "error":
+            self._reader().refuse(self.contents.unpickled.unknown)
         lazy = [self._lazy_tensor((), spec) for spec in self.contents.unpickled.tensors]
         return substitute(unpickled.obj, LazyBridge(self), lazy, self.limits.object_depth)
 
@@ -159,37 +168,27 @@ class Checkpoint(Mapping):
         }
 
     def read(self, names=None):
-        """Read many tensors in one plan: they share storages as in the file, and each whole record is verified.
-
-        names: a list of names gives a dict; None, or ``tree``, gives the whole object; any nesting of dicts, lists and tuples
-        that holds LazyTensors of this checkpoint gives the same nesting of tensors.
-        """
+        """Read many tensors in one plan, each as its ``read()`` gives it: {name: tensor}; None reads the whole object."""
         self.source.check_open()
         if names is None:
-            return self._read_all()
-        if isinstance(names, (list, tuple, set)) and all(isinstance(n, str) or isinstance(n, tuple) for n in names):
-            names = {name: self[name] for name in names}
-        lazy = {}
-        _collect(names, lazy)
-        made = self._make([tensor.leaf for tensor in lazy.values()])
-        memo = {id(tensor): tensors for tensor, tensors in zip(lazy.values(), made, strict=True)}
-        memo[id(memo)] = list(lazy.values())
-        return copy.deepcopy(names, memo)
-
-    def _read_all(self):
-        unpickled = self.contents.unpickle_again()
-        reader = self._reader()
-        reader.refuse(unpickled.unknown)
-        reader.refuse_undecodable(unpickled)
-        return reader.make(unpickled.obj, unpickled.storages, unpickled.tensors, self.limits)
+            unpickled = self.contents.unpickle_again()
+            reader = self._reader()
+            reader.refuse(self.contents.unpickled.unknown)
+            reader.refuse_undecodable(unpickled)
+            return reader.make(unpickled.obj, unpickled.storages, unpickled.tensors, self.limits)
+        names = list(names)
+        return dict(zip(names, self._make([self[name].leaf for name in names]), strict=True))
 
     def _reader(self, framework=None):
         options = {"verify": self.verify, "threads": self.threads, "map_file": self.map_file}
-        return Reader(self.contents, framework or self.framework, self.unknown, None, **options)
+        framework = framework or self.framework
+        map_location = self.map_location if framework == "torch" else None
+        alive = self._alive if framework == "torch" else None
+        return Reader(self.contents, framework, self.unknown, map_location, alive=alive, **options)
 
     def _make(self, leaves, framework=None):
         """Real tensors for leaves of the object, which stay as they are."""
-        leaves = [leaf if isinstance(leaf, TensorSpec) else copy.deepcopy(leaf) for leaf in leaves]
+        leaves = duplicate(leaves)
         storages, tensors, _ = specs_in(leaves)
         return self._reader(framework).make(leaves, storages, tensors, self.limits)
 
@@ -222,10 +221,10 @@ class Checkpoint(Mapping):
         return np.frombuffer(owner, np.uint8, storage.nbytes, offset)
 
     def torch_view(self, owner, start, shape, stride, spec):
-        """A torch tensor over memory of ours."""
-        from .torch_bridge import view_tensor
+        """A torch tensor over memory of ours, where ``map_location`` wants it."""
+        from .torch_bridge import Placement, view_tensor
 
-        return view_tensor(owner, start, shape, stride, spec)
+        return view_tensor(owner, start, shape, stride, spec, Placement(self.map_location))
 
     def writable_bytes(self, out, spec):
         """The flat bytes of a buffer, array or CPU tensor that takes the values of ``spec``; ValueError where it does not."""
@@ -279,59 +278,43 @@ def typed(path):
     return tuple([(type(key), key) for key in path])
 
 
-def _collect(value, found):
-    """The LazyTensors in a nesting of containers and stand-ins, by id."""
-    todo, seen = [value], set()
-    while todo:
-        value = todo.pop()
-        if isinstance(value, LazyTensor):
-            found[id(value)] = value
-        elif id(value) not in seen:
-            seen.add(id(value))
-            if isinstance(value, dict):
-                todo += value.values()
-                todo += value.keys()
-                todo += vars(value).values() if hasattr(value, "__dict__") else ()
-            elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
-                todo += value
-            elif isinstance(value, Opaque):
-                todo += [value.args, value.kwargs, value.state, value.items, value.pairs]
-            else:
-                with contextlib.suppress(TypeError):
-                    todo += vars(value).values() if type(value).__module__ in ("argparse", "types") else ()
-
-
 class LazyBridge:
-    """Makes the tree of an open checkpoint: nothing is read, and no framework is needed."""
+    """Makes the tree of an open checkpoint: nothing is read."""
 
     def __init__(self, checkpoint):
         self.checkpoint = checkpoint
+        self._names = None
 
     def lazy(self, node):
         return self.checkpoint._lazy_tensor((), node)
 
     def storage(self, ref):
-        return ref
+        return self.checkpoint._lazy_storage(ref)
+
+    @property
+    def names(self):
+        """The bridge that makes names, sizes and devices; torch is imported when the first is met."""
+        if self._names is None:
+            self._names = self.checkpoint._reader().empty_bridge()
+        return self._names
 
     def name(self, path):
-        return f"torch.{path}"
+        return self.names.name(path)
 
     def named(self, name):
-        value = name.known.value if name.known is not None else MISSING
-        if value is MISSING:
-            return Opaque(name.qualname)
-        return self.name(value.path) if hasattr(value, "path") else value
+        return self.names.named(name)
 
     def size(self, sizes):
-        return sizes
+        return self.names.size(sizes)
 
-    def device(self, kind, index=None):
-        return kind if index is None else f"{kind}:{index}"
+    def device(self, *args):
+        return self.names.device(*args)
+
+    def generator(self, *args):
+        return Opaque("torch.Generator", args)
 
     def keeps(self, opaque):
         return True
 
     def opaque(self, node):
         return node
-
-

@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 
-from ._pickle import PIDS_ZIP, unpickle
+from ._unpickler import PIDS_ZIP, unpickle
 from .containers import sniff
 from .containers.legacy import LegacyContainer
 from .containers.tar import TarContainer
@@ -33,7 +33,9 @@ class ZipContents:
     def unpickle_again(self):
         """The object, with containers of its own."""
         where = f"{self.source.name}: record {PICKLE!r}"
-        return unpickle(self._pickle, pids=PIDS_ZIP, where=where, **self.options)
+        # A scripted module comes as data, and its tensors as its state_dict() would give them: detached.
+        gradients = not self.archive.is_torchscript
+        return unpickle(self._pickle, pids=PIDS_ZIP, where=where, gradients=gradients, **self.options)
 
     def pickle_bytes(self):
         """The bytes of the object's pickle."""

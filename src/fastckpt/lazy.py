@@ -116,14 +116,13 @@ class LazyTensor:
     # -- reading
 
     def read(self, out=None):
-        """The whole tensor, of the framework that the checkpoint was opened for, in memory of its own.
+        """The tensor as ``load`` gives it: with the whole of its storage, verified, which it shares with other tensors of
+        this checkpoint that were read and are still there. ``t[...]`` reads its own elements alone, into memory of its own.
 
         ``out``: a writable buffer, array or tensor of the same dtype and size, which is filled (row by row) and returned.
         """
         if out is not None:
             return self._read_into(out)
-        if isinstance(self.leaf, TensorSpec) and self.spec is not None:
-            return self[...]
         return self._checkpoint.read_leaf(self.leaf)
 
     def __getitem__(self, index):
@@ -131,13 +130,11 @@ class LazyTensor:
         return self._view(index_view(spec.shape, spec.stride, spec.offset, index), self._checkpoint.framework)
 
     def torch(self):
-        """The whole tensor as a torch.Tensor."""
-        if self.spec is None:
-            return self._checkpoint.read_leaf(self.leaf, "torch")
-        return self._view(View(self.spec.offset, self.spec.shape, self.spec.stride), "torch")
+        """The tensor as torch gives it, whatever the checkpoint was opened for."""
+        return self._checkpoint.read_leaf(self.leaf, "torch")
 
     def numpy(self):
-        """The whole tensor as a NumPy array."""
+        """The tensor's elements as a NumPy array of its own."""
         if self.spec is None:
             return self._checkpoint.read_leaf(self.leaf, "numpy")
         return self._view(View(self.spec.offset, self.spec.shape, self.spec.stride), "numpy")
@@ -197,3 +194,31 @@ class LazyTensor:
         return out
 
 
+
+
+class LazyStorage:
+    """A bare storage of an open checkpoint: ``dtype`` (text), ``nbytes``, ``key``; ``read()`` gives its contents."""
+
+    __slots__ = ("_checkpoint", "leaf")
+
+    def __init__(self, checkpoint, ref):
+        self._checkpoint, self.leaf = checkpoint, ref
+
+    @property
+    def key(self):
+        return self.leaf.storage.key
+
+    @property
+    def dtype(self):
+        return DTYPES[self.leaf.dtype].name
+
+    @property
+    def nbytes(self):
+        return self.leaf.storage.nbytes
+
+    def read(self):
+        """The storage: a torch.TypedStorage, or a flat array under framework="numpy"."""
+        return self._checkpoint.read_leaf(self.leaf)
+
+    def __repr__(self):
+        return f"LazyStorage({self.key!r}, {self.dtype}, {self.nbytes} bytes)"

@@ -7,6 +7,7 @@ from ._tree import substitute
 from .contents import open_contents
 from .errors import FormatError, UnsafePickleError
 from .limits import Limits
+from .plan import roots_of
 from .reading import Places, place_storages
 from .selection import prune, specs_in
 from .source import open_source
@@ -82,10 +83,14 @@ def load(
 
 
 class Reader:
-    """Turns specs of an open checkpoint into objects of a framework; ``options`` are those of place_storages."""
+    """Turns specs of an open checkpoint into objects of a framework; ``options`` are those of place_storages.
 
-    def __init__(self, contents, framework="torch", unknown="error", map_location=None, **options):
+    ``alive`` holds, by index, torch storages that were read before and are still there; new ones are added to it.
+    """
+
+    def __init__(self, contents, framework="torch", unknown="error", map_location=None, alive=None, **options):
         self.contents, self.framework, self.unknown, self.options = contents, framework, unknown, options
+        self.alive = {} if alive is None else alive
         self.where = f"{contents.source.name}: "
         self.allowed = {}
         self.placement = None
@@ -119,11 +124,22 @@ class Reader:
         return substitute(root, bridge, by_index, limits.object_depth)
 
     def bridge(self, storages):
-        """A bridge over these storages, read."""
-        reads_nothing = self.placement is not None and self.placement.reads_nothing
+        """A bridge over these storages: read, but for those that are there already."""
+        roots = {spec.index: spec for spec in roots_of(storages)}
+        alive = {spec.index: self.alive.get(spec.index) for spec in [*storages, *roots.values()]}
+        made = {index: storage for index, storage in alive.items() if storage is not None}
         places = Places()
-        if not reads_nothing:
-            places = place_storages(self.contents, storages, self.contents.unpickled.tensors, **self.options)
+        if self.placement is None or not self.placement.reads_nothing:
+            missing = [spec for spec in storages if spec.index not in made and roots_of([spec])[0].index not in made]
+            places = place_storages(self.contents, missing, self.contents.unpickled.tensors, **self.options)
+        bridge = self.empty_bridge(places)
+        if self.framework == "torch":
+            bridge.made = made
+            self.alive.update({spec.index: bridge.untyped(spec) for spec in [*roots.values(), *storages]})
+        return bridge
+
+    def empty_bridge(self, places=None):
+        """A bridge over storages that are in memory already, or over none."""
         if self.framework == "numpy":
             from .numpy_bridge import NumpyBridge
 

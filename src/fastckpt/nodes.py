@@ -4,15 +4,20 @@ The pickle machine makes nodes, a bridge turns each into the real thing once its
 imports or calls what the file names; the one that stands for an unknown class, Opaque, stays what it is.
 """
 
+import collections
+import enum
+
 from .errors import FormatError
 
 
-class _Missing:
+class _Missing(enum.Enum):
+    MISSING = "<missing>"  # an enum member stays one object when it is copied or pickled
+
     def __repr__(self):
-        return "<missing>"
+        return self.value
 
 
-MISSING = _Missing()
+MISSING = _Missing.MISSING
 
 
 class Node:
@@ -160,14 +165,6 @@ class Opaque(Node):
         if self.state is not MISSING:
             bridge.set_state(self, obj, self.state)
 
-    def __reduce__(self):
-        return _opaque, (self.qualname, self.args, self.kwargs, self.state, self.items, self.pairs)
-
-
-def _opaque(qualname, args, kwargs, state, items, pairs):
-    obj = Opaque(qualname, args, kwargs, state)
-    obj.items, obj.pairs = items, pairs
-    return obj
 
 
 def short(value, limit=60):
@@ -179,3 +176,59 @@ def short(value, limit=60):
         return f"<{type(value).__name__} of {inner or 'nothing'}>"
     text = repr(value)
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def duplicate(value, memo=None):
+    """A copy of an inert object that shares no container or node with it; specs and plain values are the same ones.
+
+    What occurs twice occurs twice in the copy. Recursion goes as deep as the object nests.
+    """
+    memo = {} if memo is None else memo
+    if isinstance(value, Node):
+        make = _duplicate_node
+    else:
+        make = _DUPLICATORS.get(type(value))
+    if make is None:
+        return value
+    if id(value) not in memo:
+        make(value, memo)
+    return memo[id(value)]
+
+
+def _duplicate_node(node, memo):
+    copied = memo[id(node)] = object.__new__(type(node))
+    for cls in type(node).__mro__[:-1]:
+        for name in cls.__slots__:
+            setattr(copied, name, duplicate(getattr(node, name), memo))
+
+
+def _duplicate_list(value, memo):
+    copied = memo[id(value)] = value.copy()
+    copied.clear()
+    copied.extend(duplicate(member, memo) for member in value)
+
+
+def _duplicate_dict(value, memo):
+    copied = memo[id(value)] = value.copy()
+    copied.clear()
+    for key, member in value.items():
+        copied[duplicate(key, memo)] = duplicate(member, memo)
+    if hasattr(value, "__dict__"):
+        vars(copied).update(duplicate(vars(value), memo))
+
+
+def _duplicate_frozen(value, memo):
+    memo[id(value)] = type(value)([duplicate(member, memo) for member in value])
+
+
+_DUPLICATORS = {
+    list: _duplicate_list,
+    collections.deque: _duplicate_list,
+    dict: _duplicate_dict,
+    collections.OrderedDict: _duplicate_dict,
+    collections.defaultdict: _duplicate_dict,
+    collections.Counter: _duplicate_dict,
+    tuple: _duplicate_frozen,
+    frozenset: _duplicate_frozen,
+    set: _duplicate_frozen,
+}

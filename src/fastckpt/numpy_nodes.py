@@ -109,7 +109,20 @@ def make_array(data, dtype, shape, order):
     wanted = math.prod(shape) * dtype.itemsize
     if len(data) != wanted:
         raise FormatError(f"a numpy array of shape {shape} and {dtype} needs {wanted} bytes, the pickle has {len(data)}")
-    return np.ndarray(shape, dtype, buffer=data or b"\0" * 16, order=order).copy(order=order)
+    if not wanted:
+        return np.ndarray(shape, dtype, buffer=bytearray(dtype.itemsize), strides=strides_of(shape, dtype, order))
+    array = np.empty(shape, dtype, order=order)
+    array[...] = np.ndarray(shape, dtype, buffer=data, order=order)
+    return array
+
+
+def strides_of(shape, dtype, order):
+    """The strides that NumPy's own unpickling gives an array; np.empty gives one without elements others."""
+    strides, step = [], dtype.itemsize
+    for size in shape if order == "F" else reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return strides if order == "F" else strides[::-1]
 
 
 class ArrayNode(Node):
@@ -131,7 +144,9 @@ class ArrayNode(Node):
             self.args = (self.array,)
             machine.note_unknown("numpy.ndarray", "of Python objects")
             return
-        self.array = make_array(data, dtype, shape, "F" if fortran else "C")
+        array = make_array(data, dtype, shape, "F" if fortran else "C")
+        # NumPy turns foreign bytes round here, and only here: protocol 5 keeps them.
+        self.array = array if dtype.isnative or dtype.names else array.astype(dtype.newbyteorder("="))
 
     def build(self, bridge):
         if self.array is MISSING:

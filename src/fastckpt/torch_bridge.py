@@ -146,6 +146,8 @@ class TorchBridge:
             return torch.UntypedStorage(spec.nbytes, device="meta")
         if spec.nbytes == 0:
             return self.placement.place(torch.UntypedStorage(0), spec.location)
+        if spec.root is not None:  # a storage of its own over a part of another's memory
+            return self.untyped(spec.root)[spec.offset : spec.offset + spec.nbytes]
         owner, offset = self.places[spec.index]
         storage = torch.frombuffer(owner, dtype=torch.uint8, count=spec.nbytes, offset=offset).untyped_storage()
         return self.placement.place(storage, spec.location)
@@ -319,10 +321,12 @@ class TorchBridge:
             obj.__setstate__(state)
         elif isinstance(node, Opaque):
             self.set_allowed_state(obj, state)
-        elif type(obj).__setstate__ is not torch.Tensor.__setstate__ and node.kind == "from_type":
+        elif type(obj) in (torch.Tensor, torch.nn.Parameter):
+            self.set_attributes(obj, state)
+        elif getattr(type(obj), "__setstate__", None) is not torch.Tensor.__setstate__:
             obj.__setstate__(state)  # of a class that the user allowed
         else:
-            self.set_attributes(obj, state)
+            self.set_allowed_state(obj, state)
 
     def set_attributes(self, tensor, state):
         """Python attributes of a tensor or Parameter: (dict, slots) or a dict; none that torch itself defines."""
@@ -355,24 +359,20 @@ class TorchBridge:
         return cls.__new__(cls, *node.args, **node.kwargs) if node.new else cls(*node.args, **node.kwargs)
 
     def set_allowed_state(self, obj, state):
-        if hasattr(obj, "__setstate__"):
+        """Give an object of a class that the user allowed its state, as pickle does."""
+        if hasattr(obj, "__setstate__") and not isinstance(obj, torch.Tensor):
             obj.__setstate__(state)
             return
         attributes, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
-        if attributes:
-            obj.__dict__.update(attributes)
-        for name, value in (slots or {}).items():
+        for name, value in [*(attributes or {}).items(), *(slots or {}).items()]:
             setattr(obj, name, value)
 
 
-def view_tensor(owner, start, shape, stride, spec):
+def view_tensor(owner, start, shape, stride, spec, placement):
     """A tensor of the values of ``spec`` in a buffer (None: it has no values), from element ``start`` on."""
-    dtype = torch_dtype(spec.dtype)
-    if owner is None:
-        tensor = torch.empty(0, dtype=dtype).set_(torch.UntypedStorage(0), 0, shape, stride)
-    else:
-        storage = torch.frombuffer(owner, dtype=torch.uint8).untyped_storage()
-        tensor = torch.empty(0, dtype=dtype, device="cpu").set_(storage, start, shape, stride)
+    storage = torch.UntypedStorage(0) if owner is None else torch.frombuffer(owner, dtype=torch.uint8).untyped_storage()
+    storage = placement.place(storage, spec.storage.location)
+    tensor = torch.empty(0, dtype=torch_dtype(spec.dtype), device=storage.device).set_(storage, start, shape, stride)
     if spec.conj or spec.neg:
         torch._utils.set_tensor_metadata(tensor, {name: True for name in ("conj", "neg") if getattr(spec, name)})
     return tensor.requires_grad_(True) if spec.requires_grad else tensor

@@ -9,7 +9,7 @@ import os
 import numpy as np
 
 from .. import _legacy
-from .._pickle import PIDS_LEGACY
+from .._unpickler import PIDS_LEGACY
 from ..dtypes import DTYPES
 from ..errors import FormatError, UnsupportedError
 from ..records import Records

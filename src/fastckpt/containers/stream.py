@@ -1,6 +1,6 @@
 """Pickles that stand one behind the other, with raw data between them: what the legacy and tar formats are made of."""
 
-from .._pickle import Truncated, unpickle
+from .._unpickler import Truncated, unpickle
 from ..errors import FormatError
 
 FIRST_WINDOW = 1 << 12  # bytes; most pickles of such files are shorter

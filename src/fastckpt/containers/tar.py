@@ -3,7 +3,7 @@
 Storages and tensors have numbers of their own, and the object's pickle refers to both by them.
 """
 
-from .._pickle import PIDS_TAR
+from .._unpickler import PIDS_TAR
 from .._spec import Global, storage_spec, tensor_spec
 from ..dtypes import DTYPES
 from ..errors import FormatError

@@ -103,6 +103,7 @@ cdef class Machine:
     cdef str encoding
     cdef object limits
     cdef int64_t key_items_left
+    cdef bint gradients
     cdef dict globals_, storage_by_key
     cdef readonly list storages, tensors, names, unknown
     cdef readonly object undecodable
@@ -190,7 +191,7 @@ cdef class Machine:
         cdef TensorSpec spec = new_tensor(ref, dtype, offset, size, stride)
         if requires_grad and dtype not in FLOATING_CODES:
             raise FormatError(f"a tensor of {DTYPES[dtype].name} wants a gradient, only floating types have one")
-        spec.requires_grad = requires_grad
+        spec.requires_grad = requires_grad and self.gradients
         spec.index = len(self.tensors)
         self.tensors.append(spec)
         return spec
@@ -819,11 +820,11 @@ cdef bytes unquoted(bytes line):
 
 
 def unpickle(data, *, int pids=0, tar_objects=None, storages=(), tensors=(), encoding="utf-8", limits=None, where="pickle",
-             offset=0):
+             offset=0, bint gradients=True):
     """Execute the pickle that ``data`` (bytes-like) begins with; an Unpickled.
 
     ``pids`` says what persistent ids may be; ``storages`` and ``tensors`` are specs that exist already, which those of
-    this pickle follow. ``where`` opens the message of every error, ``offset`` is where in it ``data`` begins.
+    this pickle follow; without ``gradients`` no tensor gets requires_grad. ``where`` opens the message of every error, ``offset`` is where in it ``data`` begins.
     Raises FormatError (Truncated where the bytes end first), UnsafePickleError, UnsupportedError and LimitError.
     """
     cdef Py_buffer view
@@ -831,6 +832,7 @@ def unpickle(data, *, int pids=0, tar_objects=None, storages=(), tensors=(), enc
     limits = limits or Limits()
     machine.pids, machine.tar_objects, machine.encoding = pids, tar_objects, encoding
     machine.limits, machine.key_items_left = limits, limits.key_items
+    machine.gradients = gradients
     machine.storages.extend(storages)
     machine.tensors.extend(tensors)
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)

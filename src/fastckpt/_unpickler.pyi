@@ -47,4 +47,5 @@ def unpickle(
     limits: Limits | None = None,
     where: str = "pickle",
     offset: int = 0,
+    gradients: bool = True,
 ) -> Unpickled: ...
