@@ -1,7 +1,10 @@
 # cython: language_level=3
 """The inert descriptions that a pickle turns into, for native code that makes or reads many of them."""
 
+cimport cython
 
+
+@cython.final
 cdef class Global:
     cdef readonly str module
     cdef readonly str name
@@ -18,6 +21,7 @@ cdef enum:
     REBUILD_ORDERED_DICT = 4
 
 
+@cython.final
 cdef class StorageSpec:
     cdef readonly str key
     cdef readonly int dtype  # of the first id that named it
@@ -26,14 +30,15 @@ cdef class StorageSpec:
     cdef readonly Py_ssize_t index  # its place among the storages of its pickle
     cdef readonly StorageSpec root  # the storage this one is a slice of, or None
     cdef readonly long long offset  # bytes from the start of root
-    cdef StorageRef first
 
 
+@cython.final
 cdef class StorageRef:
     cdef readonly StorageSpec storage
     cdef readonly int dtype
 
 
+@cython.final
 cdef class TensorSpec:
     cdef readonly StorageSpec storage
     cdef readonly int dtype

@@ -3,8 +3,12 @@
 """The inert descriptions that a pickle turns into: names, storages and tensors. No framework is needed to hold them.
 
 Geometry is checked here, once, when a TensorSpec is made: a view that leaves its storage cannot exist.
+
+None of these can be part of a cycle (they hold text, numbers and each other, downwards), so the garbage collector need not
+look at them: it would, often, at every one of the tens of thousands of a large checkpoint.
 """
 
+cimport cython
 from cpython.long cimport PyLong_CheckExact
 
 from .dtypes import DTYPES
@@ -25,6 +29,8 @@ for _code in range(len(DTYPES)):
 cdef long long INT64_MAX = 0x7FFFFFFFFFFFFFFF
 
 
+@cython.final
+@cython.no_gc
 cdef class Global:
     """A class or function that a pickle names. It is never looked up; ``known`` is its row in our own table."""
 
@@ -44,6 +50,8 @@ cdef class Global:
         return f"<name {self.module}.{self.name}>"
 
 
+@cython.final
+@cython.no_gc
 cdef class StorageSpec:
     """``nbytes`` bytes that tensors lie in: record ``key``, or a slice of the storage ``root``."""
 
@@ -51,6 +59,8 @@ cdef class StorageSpec:
         return f"StorageSpec({self.key!r}, {self.nbytes} bytes, {self.location!r})"
 
 
+@cython.final
+@cython.no_gc
 cdef class StorageRef:
     """A storage as one persistent id names it: with the dtype of that id."""
 
@@ -61,6 +71,8 @@ cdef class StorageRef:
         return f"StorageRef({self.storage.key!r}, {DTYPES[self.dtype].name})"
 
 
+@cython.final
+@cython.no_gc
 cdef class TensorSpec:
     """A strided tensor: where it lies in its storage, in elements, checked to lie inside."""
 
@@ -89,13 +101,8 @@ cdef StorageRef new_storage(str key, int dtype, long long nbytes, str location, 
 
 
 cdef StorageRef ref_as(StorageSpec storage, int dtype):
-    cdef StorageRef ref
-    if storage.first is not None and storage.first.dtype == dtype:
-        return storage.first
-    ref = StorageRef.__new__(StorageRef)
+    cdef StorageRef ref = StorageRef.__new__(StorageRef)
     ref.storage, ref.dtype = storage, dtype
-    if storage.first is None:
-        storage.first = ref
     return ref
 
 

@@ -29,7 +29,7 @@ from ._spec cimport (
     Global, StorageRef, StorageSpec, TensorSpec, new_storage, new_tensor, ref_as,
 )
 
-from .dtypes import COMPLEX, DTYPES, FLOATING
+from .dtypes import COMPLEX, DTYPES, FLOATING, QUANTIZED
 from .errors import CheckpointError, FormatError, LimitError, UnsafePickleError, UnsupportedError
 from .limits import Limits
 from .nodes import Node, Opaque, short
@@ -56,9 +56,13 @@ cdef enum:
 
 cdef enum:
     FEW = 64  # entries that the stack, the marks and the memo start with
+    # An honest pickle copies what it holds three times at most: text to bytes, to a bytearray or an array.
+    COPIES = 8
+    SPARE_COPIES = 1 << 16
 
 cdef frozenset COMPLEX_CODES = COMPLEX
 cdef frozenset FLOATING_CODES = FLOATING
+cdef frozenset QUANTIZED_CODES = QUANTIZED
 cdef int64_t INT64_MAX = 0x7FFFFFFFFFFFFFFF
 cdef tuple ITEMSIZES = tuple(dtype.itemsize for dtype in DTYPES)
 cdef type OrderedDict = collections.OrderedDict
@@ -102,7 +106,7 @@ cdef class Machine:
     cdef dict tar_objects
     cdef str encoding
     cdef object limits
-    cdef int64_t key_items_left
+    cdef int64_t key_items_left, copies_left
     cdef bint gradients
     cdef dict globals_, storage_by_key
     cdef readonly list storages, tensors, names, unknown
@@ -127,13 +131,21 @@ cdef class Machine:
     def note_unknown(self, qualname, note=""):
         self.unknown.append((qualname, note))
 
+    def spend(self, Py_ssize_t count):
+        """Account for a copy of ``count`` bytes or members. One object may be copied again and again by a few bytes each time."""
+        self.copies_left -= count
+        if self.copies_left < 0:
+            raise LimitError("the pickle copies the same objects over and over, out of proportion to its length")
+
     def update(self, mapping, pairs):
         """mapping[key] = value for pairs, keys checked."""
+        self.spend(len(pairs))
         for key, value in pairs:
             self.check_key(key)
             mapping[key] = value
 
     def check_keys(self, items):
+        self.spend(len(items))
         for item in items:
             self.check_key(item)
 
@@ -172,7 +184,7 @@ cdef class Machine:
         if name.rebuild == REBUILD_TENSOR:
             if n != 4:
                 raise FormatError(f"{name.name} has {n} arguments, 4 are expected")
-            return self.tensor(args[0], args[1], args[2], args[3])
+            return self.dense(args, None, False)
         if name.rebuild == REBUILD_TENSOR_V3:
             if n > 6:
                 dtype = dtype_code(args[6])
@@ -181,13 +193,20 @@ cdef class Machine:
             raise FormatError(f"{name.name} has {n} arguments, {extra} or {extra + 1} are expected")
         if type(args[4]) is not bool:
             raise FormatError(f"a tensor's requires_grad is {short(args[4])}, a bool is expected")
-        tensor = self.tensor(args[0], args[1], args[2], args[3], dtype, args[4])
+        tensor = self.dense(args, dtype, args[4])
         if n == extra + 1 and args[extra] is not None:
             self.set_bits(tensor, args[extra])
         return tensor
 
+    cdef TensorSpec dense(self, tuple args, object dtype, bint requires_grad):
+        cdef TensorSpec spec = self.tensor(args[0], args[1], args[2], args[3], dtype, requires_grad)
+        if spec.dtype in QUANTIZED_CODES:
+            raise FormatError(f"a tensor of {DTYPES[spec.dtype].name} has no quantizer, which says what its integers mean")
+        return spec
+
     cdef TensorSpec add_tensor(self, StorageRef ref, int dtype, object offset, object size, object stride,
                                bint requires_grad):
+        self.spend(len(size))
         cdef TensorSpec spec = new_tensor(ref, dtype, offset, size, stride)
         if requires_grad and dtype not in FLOATING_CODES:
             raise FormatError(f"a tensor of {DTYPES[dtype].name} wants a gradient, only floating types have one")
@@ -536,6 +555,7 @@ cdef class Machine:
                 state = state[0]
             if not isinstance(state, dict):
                 raise FormatError(f"the state of a {type(target).__name__} is {short(state)}, a dict is expected")
+            self.spend(len(state))
             for name, value in state.items():
                 target.__dict__[key_text(name)] = value
         else:
@@ -816,7 +836,10 @@ cdef bytes unquoted(bytes line):
     line = line.strip()
     if len(line) < 2 or line[0] != line[len(line) - 1] or line[:1] not in (b"'", b'"'):
         raise FormatError(f"a text string {line[:40]!r} is not quoted")
-    return codecs.escape_decode(line[1:len(line) - 1])[0]
+    try:
+        return codecs.escape_decode(line[1:len(line) - 1])[0]
+    except DeprecationWarning as warning:  # where warnings are errors
+        raise FormatError(f"a text string {line[:40]!r}: {warning}") from None
 
 
 def unpickle(data, *, int pids=0, tar_objects=None, storages=(), tensors=(), encoding="utf-8", limits=None, where="pickle",
@@ -825,13 +848,16 @@ def unpickle(data, *, int pids=0, tar_objects=None, storages=(), tensors=(), enc
 
     ``pids`` says what persistent ids may be; ``storages`` and ``tensors`` are specs that exist already, which those of
     this pickle follow; without ``gradients`` no tensor gets requires_grad. ``where`` opens the message of every error, ``offset`` is where in it ``data`` begins.
-    Raises FormatError (Truncated where the bytes end first), UnsafePickleError, UnsupportedError and LimitError.
+    Raises FormatError (Truncated where the bytes end first), UnsafePickleError, UnsupportedError and LimitError;
+    LookupError for an encoding that Python does not know.
     """
     cdef Py_buffer view
     cdef Machine machine = Machine()
     limits = limits or Limits()
     machine.pids, machine.tar_objects, machine.encoding = pids, tar_objects, encoding
     machine.limits, machine.key_items_left = limits, limits.key_items
+    if encoding != "bytes":
+        codecs.lookup(encoding)  # the caller's mistake, not the file's
     machine.gradients = gradients
     machine.storages.extend(storages)
     machine.tensors.extend(tensors)
@@ -840,6 +866,7 @@ def unpickle(data, *, int pids=0, tar_objects=None, storages=(), tensors=(), enc
         machine.start = <const uint8_t*> view.buf
         machine.p = machine.op_at = machine.start
         machine.end = machine.start + view.len
+        machine.copies_left = COPIES * view.len + SPARE_COPIES
         try:
             obj = machine.run()
         except CheckpointError as error:

@@ -4,12 +4,12 @@ import sys
 
 import numpy as np
 
+from . import _plan
 from ._unpickler import PIDS_ZIP, unpickle
 from .containers import sniff
 from .containers.legacy import LegacyContainer
 from .containers.tar import TarContainer
 from .containers.zip import PICKLE, open_zip
-from .dtypes import DTYPES
 from .errors import FormatError
 
 
@@ -69,26 +69,21 @@ def storage_rows(contents, storages):
     Raises FormatError where one is missing, or has another size.
     """
     rows = np.empty(len(storages), dtype=np.int64)
-    nbytes = contents.records.nbytes
-    for i, spec in enumerate(storages):
-        row = contents.rows.get(spec.key)
-        if row is None:
-            raise FormatError(
-                f"{contents.source.name}: storage {spec.key!r} is named by the pickle and is not in the file, which is incomplete",
-                path=contents.source.name,
-                record=spec.key,
-            )
-        rows[i] = row
-    expected = np.array([spec.nbytes for spec in storages], dtype=np.int64)
-    spare = nbytes[rows] - expected if len(rows) else expected
-    itemsize = np.array([DTYPES[spec.dtype].itemsize for spec in storages], dtype=np.int64)
-    if len(wrong := np.flatnonzero((spare < 0) | (spare >= itemsize))):
-        row, spec = rows[wrong[0]], storages[wrong[0]]
+    status, wrong = _plan.match_rows(storages, contents.rows, contents.records.nbytes, rows)
+    if status == _plan.MISSING_RECORD:
         raise FormatError(
-            f"{contents.source.name}: record {contents.records.names[row]!r} has {nbytes[row]} bytes, the pickle says "
-            f"{spec.nbytes}; the file is damaged",
+            f"{contents.source.name}: storage {storages[wrong].key!r} is named by the pickle and is not in the file, which is "
+            f"incomplete",
             path=contents.source.name,
-            record=contents.records.names[row],
+            record=storages[wrong].key,
+        )
+    if status == _plan.WRONG_SIZE:
+        row, name = rows[wrong], contents.records.names[rows[wrong]]
+        raise FormatError(
+            f"{contents.source.name}: record {name!r} has {contents.records.nbytes[row]} bytes, the pickle says "
+            f"{storages[wrong].nbytes}; the file is damaged",
+            path=contents.source.name,
+            record=name,
         )
     contents.locate(rows)
     return rows

@@ -8,7 +8,7 @@ from .errors import UnsupportedError
 from .materialize import fill
 from .memory import allocate
 from .nodes import TensorNode
-from .plan import View, index_view, runs_of
+from .plan import View, index_view, root_of, runs_of
 from .records import STORED, Records
 
 # Where the TensorSpec stands in nodes that add to a plain tensor without changing its values.
@@ -163,7 +163,7 @@ class LazyTensor:
         """(owner, first element, stride) of memory that holds a View; owner is None where it has no elements."""
         spec, contents = self.spec, self._checkpoint.contents
         storage = spec.storage
-        root = storage if storage.root is None else storage.root
+        root = root_of(storage)
         base = storage.offset // spec.itemsize
         runs = runs_of(view, spec.itemsize)
         if not len(runs.starts):

@@ -7,7 +7,7 @@ from ._tree import substitute
 from .contents import open_contents
 from .errors import FormatError, UnsafePickleError
 from .limits import Limits
-from .plan import roots_of
+from .plan import root_of, roots_of
 from .reading import Places, place_storages
 from .selection import prune, specs_in
 from .source import open_source
@@ -90,7 +90,7 @@ class Reader:
 
     def __init__(self, contents, framework="torch", unknown="error", map_location=None, alive=None, **options):
         self.contents, self.framework, self.unknown, self.options = contents, framework, unknown, options
-        self.alive = {} if alive is None else alive
+        self.alive = alive
         self.where = f"{contents.source.name}: "
         self.allowed = {}
         self.placement = None
@@ -116,6 +116,8 @@ class Reader:
         """The real object for an inert one, given the specs in it."""
         bridge = self.bridge(storages)
         made = bridge.tensors(tensors)
+        if self.alive is not None:
+            self.alive.update({spec.index: bridge.untyped(spec) for spec in [*roots_of(storages), *storages]})
         by_index = made
         if len(tensors) != len(self.contents.unpickled.tensors):
             by_index = [None] * len(self.contents.unpickled.tensors)
@@ -125,18 +127,21 @@ class Reader:
 
     def bridge(self, storages):
         """A bridge over these storages: read, but for those that are there already."""
-        roots = {spec.index: spec for spec in roots_of(storages)}
-        alive = {spec.index: self.alive.get(spec.index) for spec in [*storages, *roots.values()]}
-        made = {index: storage for index, storage in alive.items() if storage is not None}
-        places = Places()
+        made = {} if self.alive is None else self._still_there(storages)
+        places = Places(len(self.contents.unpickled.storages))
         if self.placement is None or not self.placement.reads_nothing:
-            missing = [spec for spec in storages if spec.index not in made and roots_of([spec])[0].index not in made]
+            missing = storages if not made else [spec for spec in storages if not made.keys() & {spec.index, root_of(spec).index}]
             places = place_storages(self.contents, missing, self.contents.unpickled.tensors, **self.options)
         bridge = self.empty_bridge(places)
-        if self.framework == "torch":
+        if made:
             bridge.made = made
-            self.alive.update({spec.index: bridge.untyped(spec) for spec in [*roots.values(), *storages]})
         return bridge
+
+    def _still_there(self, storages):
+        """The torch storages among these, and among their roots, that somebody holds."""
+        specs = {spec.index: spec for spec in [*storages, *roots_of(storages)]}
+        found = {index: self.alive.get(index) for index in specs}
+        return {index: storage for index, storage in found.items() if storage is not None}
 
     def empty_bridge(self, places=None):
         """A bridge over storages that are in memory already, or over none."""

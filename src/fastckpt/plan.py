@@ -4,8 +4,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ._plan import roots_of, with_bytes
 from .dtypes import DTYPES
 from .errors import UnsupportedError
+
+__all__ = ["Runs", "View", "index_view", "root_of", "roots_of", "runs_of", "swap_units", "with_bytes"]
 
 # A part is read with the bytes between its elements where they are at most this many times as many,
 WASTE = 2
@@ -13,13 +16,9 @@ WASTE = 2
 NEAR = 4096
 
 
-def roots_of(storages):
-    """The storages that have bytes of their own, each once, by index: slices lie in their roots."""
-    found = {}
-    for spec in storages:
-        root = spec if spec.root is None else spec.root
-        found[root.index] = root
-    return list(found.values())
+def root_of(spec):
+    """The storage whose bytes a storage has: itself, or the one it is a slice of."""
+    return spec if spec.root is None else spec.root
 
 
 def swap_units(storages, tensors):
@@ -30,7 +29,7 @@ def swap_units(storages, tensors):
     units = {spec.index: DTYPES[spec.dtype].unit for spec in storages}
     seen = {}
     for tensor in tensors:
-        root = tensor.storage if tensor.storage.root is None else tensor.storage.root
+        root = root_of(tensor.storage)
         unit = DTYPES[tensor.dtype].unit
         if seen.setdefault(root.index, unit) != unit:
             raise UnsupportedError(

@@ -8,28 +8,34 @@ import numpy as np
 from .contents import storage_rows
 from .dtypes import DTYPES
 from .materialize import read_storages
-from .plan import roots_of, swap_units
+from .plan import root_of, roots_of, swap_units, with_bytes
 from .records import STORED
 
 
 class Places:
-    """Where storages lie in memory: ``places[spec.index]`` is (owner, byte offset).
+    """Where storages lie in memory, in columns by storage index: ``owners`` (None: nowhere) and ``address``.
 
-    ``verified`` counts the records whose CRC-32 was compared, ``mapped`` those that are a mapping of the file.
+    ``places[index]`` is (owner, byte offset in it). ``verified`` counts the records whose CRC-32 was compared, ``read`` those
+    that were read, ``mapped`` those that are a mapping of the file.
     """
 
-    def __init__(self):
-        self.of, self.verified, self.read, self.mapped = {}, 0, 0, 0
+    def __init__(self, count=0):
+        self.owners = [None] * count
+        self.address = np.zeros(count, dtype=np.int64)
+        self.offsets = {}  # of storages that do not begin where their owner does
+        self.verified = self.read = self.mapped = 0
 
     def __getitem__(self, index):
-        return self.of[index]
+        return self.owners[index], self.offsets.get(index, 0)
 
     def add_slices(self, storages):
         """Slices of storages lie in their roots."""
         for spec in storages:
-            if spec.root is not None and spec.root.index in self.of:
-                owner, offset = self.of[spec.root.index]
-                self.of[spec.index] = (owner, offset + spec.offset)
+            if spec.root is not None and self.owners[spec.root.index] is not None:
+                owner, offset = self[spec.root.index]
+                self.owners[spec.index] = owner
+                self.offsets[spec.index] = offset + spec.offset
+                self.address[spec.index] = self.address[spec.root.index] + spec.offset
 
 
 def place_storages(contents, storages, tensors, *, verify=True, threads=None, map_file=False, progress=None):
@@ -37,9 +43,8 @@ def place_storages(contents, storages, tensors, *, verify=True, threads=None, ma
 
     Raises FormatError, ChecksumError, UnsupportedError and OSError.
     """
-    places = Places()
-    # What is on the meta device has no bytes, and so has an empty storage.
-    wanted = [spec for spec in roots_of(storages) if spec.nbytes and spec.location != "meta"]
+    places = Places(len(contents.unpickled.storages))
+    wanted = with_bytes(roots_of(storages))
     rows = storage_rows(contents, wanted)
     swapped = contents.byteorder != sys.byteorder
     units = swap_units(wanted, tensors) if swapped else {}
@@ -49,11 +54,16 @@ def place_storages(contents, storages, tensors, *, verify=True, threads=None, ma
         contents.source, contents.records, rows, verify=verify, threads=threads, progress=progress
     )
     places.read = len(rows)
-    for spec, owner in zip(wanted, allocation.owners, strict=True):
-        places.of[spec.index] = (owner, 0)
-        if swapped and units[spec.index] > 1:
-            swap(owner, spec.nbytes, units[spec.index])
-    places.add_slices(storages)
+    indices = [spec.index for spec in wanted]
+    places.address[indices] = allocation.address
+    for index, owner in zip(indices, allocation.owners, strict=True):
+        places.owners[index] = owner
+    if swapped:
+        for spec, owner in zip(wanted, allocation.owners, strict=True):
+            if units[spec.index] > 1:
+                swap(owner, spec.nbytes, units[spec.index])
+    if len(storages) != len(wanted) + places.mapped:
+        places.add_slices(storages)
     return places
 
 
@@ -72,12 +82,13 @@ def map_storages(contents, wanted, rows, tensors, units, places):
         return wanted, rows
     itemsize = {spec.index: DTYPES[spec.dtype].itemsize for spec in wanted}
     for tensor in tensors:
-        root = tensor.storage if tensor.storage.root is None else tensor.storage.root
+        root = root_of(tensor.storage)
         itemsize[root.index] = max(itemsize.get(root.index, 1), DTYPES[tensor.dtype].itemsize)
     flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
     mapping = mmap.mmap(source.fd, 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     if len(mapping) < source.base + source.nbytes:
         raise source.short(0, source.nbytes, max(0, len(mapping) - source.base))
+    start = np.frombuffer(mapping, np.uint8).ctypes.data
     left = []
     for i, spec in enumerate(wanted):
         offset = source.base + int(records.offset[rows[i]])
@@ -85,6 +96,8 @@ def map_storages(contents, wanted, rows, tensors, units, places):
         if unfit:
             left.append(i)
         else:
-            places.of[spec.index] = (mapping, offset)
+            places.owners[spec.index] = mapping
+            places.offsets[spec.index] = offset
+            places.address[spec.index] = start + offset
             places.mapped += 1
     return [wanted[i] for i in left], rows[left]

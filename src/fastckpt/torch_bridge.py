@@ -8,6 +8,7 @@ import warnings
 
 import torch
 
+from ._tensors import make_tensors
 from .dtypes import DTYPES, QUANTIZED
 from .errors import FormatError, UnsafePickleError, UnsupportedError
 from .nodes import MISSING, Opaque, TensorNode, TorchName
@@ -17,6 +18,16 @@ BLOCKED_MODULES = ("sys", "os", "posix", "nt")
 TENSOR_ATTRIBUTES = frozenset(dir(torch.Tensor))
 
 DTYPE_OF = [getattr(torch, row.name, None) for row in DTYPES]
+
+# What DLPack calls the dtypes that every torch since 2.4 takes from it, as (code, bits), by our code.
+_DLPACK_NAMES = {
+    "int8": (0, 8), "int16": (0, 16), "int32": (0, 32), "int64": (0, 64), "uint8": (1, 8), "bool": (6, 8),
+    "float16": (2, 16), "float32": (2, 32), "float64": (2, 64), "bfloat16": (4, 16),
+    "complex64": (5, 64), "complex128": (5, 128),
+}  # fmt: skip
+DLPACK = tuple(_DLPACK_NAMES.get(row.name) for row in DTYPES)
+# torch.utils.dlpack.from_dlpack without its Python front, which takes longer than all the rest.
+FROM_DLPACK = torch._C._from_dlpack
 
 
 def torch_dtype(code):
@@ -64,8 +75,9 @@ class Placement:
         return self.map_location == "meta"
 
     @property
-    def leaves_on_cpu(self):
-        return self.map_location == "cpu"
+    def keeps_cpu(self):
+        """Whether storages tagged "cpu" stay where they are."""
+        return not callable(self.map_location) and self.location("cpu") == "cpu"
 
     def location(self, location):
         """The location that map_location turns this one into."""
@@ -123,13 +135,14 @@ class Placement:
 
 
 class TorchBridge:
-    """``places[spec.index]`` is (owner, byte offset) of each storage's memory, None where nothing was read."""
+    """Makes torch objects over the memory that ``places`` (reading.Places) gives."""
 
     def __init__(self, places, placement, *, allowed=None, unknown="error", where=""):
         self.places, self.placement, self.where = places, placement, where
         self.allowed = allowed or {}
         self.unknown = unknown
         self.made = {}  # index of a storage -> torch.UntypedStorage
+        self.first = []  # the tensors of the native loop, by the index of their storage
         self.typed = {}
 
     # -- storages and plain tensors
@@ -138,7 +151,9 @@ class TorchBridge:
         """The torch.UntypedStorage of a StorageSpec, made once."""
         storage = self.made.get(spec.index)
         if storage is None:
-            storage = self.made[spec.index] = self.make_storage(spec)
+            first = self.first[spec.index] if self.first else None
+            storage = self.make_storage(spec) if first is None else first.untyped_storage()
+            self.made[spec.index] = storage
         return storage
 
     def make_storage(self, spec):
@@ -153,8 +168,16 @@ class TorchBridge:
         return self.placement.place(storage, spec.location)
 
     def tensors(self, specs):
-        """The tensors of many specs."""
-        return [self.tensor(spec) for spec in specs]
+        """The tensors of many specs: in one native loop those that have a storage for themselves, as most have."""
+        tensors = [None] * len(specs)
+        if self.placement.keeps_cpu:
+            self.first = [None] * len(self.places.owners)
+            owners, everywhere = self.places.owners, self.placement.map_location == "cpu"
+            tensors = make_tensors(specs, owners, self.places.address, DLPACK, self.first, FROM_DLPACK, everywhere)
+        for i, tensor in enumerate(tensors):
+            if tensor is None:
+                tensors[i] = self.tensor(specs[i])
+        return tensors
 
     def tensor(self, spec):
         if spec.dtype in QUANTIZED:
