@@ -3,7 +3,14 @@
 import collections
 
 import numpy as np
+import pytest
 import torch
+
+# What torch says once in a process about the kinds of tensors that tests make.
+QUIET = [
+    pytest.mark.filterwarnings("ignore:.*(beta state|prototype stage|deprecated|experimental)"),
+    pytest.mark.filterwarnings("ignore:Detected pickle protocol"),
+]
 
 
 def same(expected, actual, path="obj", memo=None):
@@ -19,7 +26,7 @@ def same(expected, actual, path="obj", memo=None):
     if isinstance(expected, torch.Tensor):
         same_tensor(expected, actual, path, memo)
     elif isinstance(expected, dict):
-        assert list(expected) == list(actual), f"{path}: keys {list(actual)} instead of {list(expected)}"
+        same(list(expected), list(actual), f"{path}.keys()", {})
         for key in expected:
             same(expected[key], actual[key], f"{path}[{key!r}]", memo)
         if hasattr(expected, "__dict__"):
@@ -34,13 +41,18 @@ def same(expected, actual, path="obj", memo=None):
     elif isinstance(expected, (np.ndarray, np.generic)):
         assert expected.dtype == actual.dtype, path
         assert expected.shape == actual.shape, path
-        assert expected.tobytes() == actual.tobytes(), path
+        if expected.dtype == object:
+            same(expected.tolist(), actual.tolist(), path, memo)
+        else:
+            assert expected.tobytes() == actual.tobytes(), path
     elif isinstance(expected, float):
         assert np.float64(expected).tobytes() == np.float64(actual).tobytes(), path
     elif isinstance(expected, complex):
         assert np.complex128(expected).tobytes() == np.complex128(actual).tobytes(), path
     else:
         assert expected == actual, f"{path}: {actual!r} instead of {expected!r}"
+        if isinstance(expected, (set, frozenset)):
+            assert sorted(map(repr, expected)) == sorted(map(repr, actual)), path
 
 
 def same_tensor(expected, actual, path, memo):

@@ -1,4 +1,4 @@
-"""Whatever torch.save writes, load gives what torch.load gives: objects made by chance, to the bit."""
+"""Whatever torch.save writes, load gives what torch.load gives: objects made by chance, equal to the bit."""
 
 import io
 import os
@@ -9,36 +9,44 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from objects import saved, saved_objects, torch_loads
-from support import same
+from support import QUIET, same
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*(beta state|prototype stage|is deprecated)"),
-    pytest.mark.filterwarnings("ignore:Detected pickle protocol"),
-]
+pytestmark = QUIET
 
-WAYS = st.fixed_dictionaries({"legacy": st.booleans(), "protocol": st.sampled_from([2, 2, 3, 4, 5])})
+PROTOCOLS = st.sampled_from([2, 2, 3, 4, 5])
+COMMON = {
+    "deadline": None,
+    "database": None,
+    "suppress_health_check": list(HealthCheck),
+}
 
 
-def check(obj, way, folder):
-    """Compare load with torch.load on one object, saved in one way and read in every way."""
-    data = saved(obj, **way)
-    expected = torch_loads(data)
-    if isinstance(expected, Exception):
-        expected = as_loaded(obj)
+def check(obj, legacy, protocol, folder):
+    """Compare load, in every way to call it, with torch.load on one object."""
+    data = saved(obj, legacy=legacy, protocol=protocol)
+    # Of a legacy file torch cannot read what it writes of young dtypes and of nested tensors: its ZIP twin says what is in it.
+    expected = torch_loads(saved(obj, protocol=protocol))
     path = folder / "file.pt"
     path.write_bytes(data)
     same(expected, fastckpt.load(path, threads=1), "threads=1")
     with mock.patch.dict(os.environ, FASTCKPT_SERIAL_BELOW="0"):
         same(expected, fastckpt.load(path, threads=3), "threads=3")
-    file = io.BytesIO(data + b"more")
-    same(expected, fastckpt.load(io.BytesIO(data)), "file object")
+    file = io.BytesIO(b"before" + data)
+    file.seek(6)
+    same(expected, fastckpt.load(file), "file object")
     same(expected, fastckpt.load(data), "bytes")
     same(expected, fastckpt.load(path, mmap=True), "mmap")
     same(expected, fastckpt.load(path, weights_only=False), "weights_only=False")
-    del file
 
 
-@settings(max_examples=60)
-@given(saved_objects(), WAYS)
-def test_load(tmp_path_factory, obj, way):
-    check(obj, way, tmp_path_factory.mktemp("property"))
+@settings(max_examples=120, derandomize=True, **COMMON)
+@given(saved_objects(), st.booleans(), PROTOCOLS)
+def test_load(tmp_path_factory, obj, legacy, protocol):
+    check(obj, legacy, protocol, tmp_path_factory.getbasetemp())
+
+
+@pytest.mark.slow
+@settings(max_examples=5000, **COMMON)
+@given(saved_objects(), st.booleans(), PROTOCOLS)
+def test_load_much(tmp_path_factory, obj, legacy, protocol):
+    check(obj, legacy, protocol, tmp_path_factory.getbasetemp())

@@ -19,6 +19,17 @@ from ._spec cimport Global, StorageRef, TensorSpec
 from .errors import FormatError, LimitError
 from .nodes import MISSING, Node, Opaque, TensorNode
 
+cdef extern from *:
+    """
+    /* Python 3.14 and later remember the hash of a tuple in it. */
+    #if PY_VERSION_HEX >= 0x030E0000
+    #define FORGET_HASH(value) (((PyTupleObject *)(value))->ob_hash = -1)
+    #else
+    #define FORGET_HASH(value) ((void)(value))
+    #endif
+    """
+    void FORGET_HASH(PyObject*)
+
 cdef extern from "Python.h":
     void PyTuple_SET_ITEM(PyObject*, Py_ssize_t, PyObject*)
     PyObject* PyTuple_GET_ITEM(object, Py_ssize_t)
@@ -37,6 +48,11 @@ cdef enum:
     NAME = 10
     NODE = 11
 
+cdef enum:
+    # Paths of leaves at every level of deep nesting would take memory in its square.
+    MAX_PATH_ITEMS = 1 << 22
+    HONEST_DEPTH = 100
+
 cdef dict KINDS = {
     list: LIST, tuple: TUPLE, dict: DICT, collections.OrderedDict: DICT, collections.defaultdict: DICT,
     collections.Counter: DICT, set: SET, frozenset: FROZENSET, collections.deque: DEQUE,
@@ -54,19 +70,20 @@ cdef int kind_of(object value):
 
 
 cdef class Substitution:
-    """One walk. ``work`` are containers whose members are still inert, ``begun`` those that are filled or being filled."""
+    """One walk. ``work`` are containers whose members are still inert, ``begun`` those that are filled or being filled,
+    ``keyed`` the tuples among them that are filled all the way down."""
 
     cdef object bridge
     cdef list tensors, work, alive
     cdef dict done
-    cdef set begun
+    cdef set begun, keyed
     cdef int depth, max_depth
     cdef bint lazy  # the bridge wants nodes of tensors as they are
 
     def __init__(self, bridge, list tensors, int max_depth):
         self.bridge, self.tensors, self.max_depth = bridge, tensors, max_depth
         self.lazy = hasattr(bridge, "lazy")
-        self.work, self.alive, self.done, self.begun = [], [], {}, set()
+        self.work, self.alive, self.done, self.begun, self.keyed = [], [], {}, set(), set()
 
     cdef object resolve(self, object value):
         """What takes the place of a value; a container is the same one, and its members follow."""
@@ -139,14 +156,27 @@ cdef class Substitution:
         return 0
 
     cdef object key(self, object value):
-        """What takes the place of a dict key or a set's member, which cannot change in place."""
+        """What takes the place of a dict key or a set's member. All that it holds is made at once: it will be hashed."""
         cdef int kind = kind_of(value)
-        if kind == TUPLE or kind == FROZENSET:
+        if kind == TUPLE and id(value) not in self.keyed:
+            self.keyed.add(id(value))
+            self.begun.add(id(value))
+            self.alive.append(value)
+            self.fill_tuple(value, True)
+        if kind == FROZENSET:
+            return self.frozen(value)
+        return value if kind == TUPLE else self.resolve(value)
+
+    cdef object frozen(self, object value):
+        """A frozenset of the real members. Theirs is another hash, and so has a tuple that changes in place."""
+        found = self.done.get(id(value))
+        if found is None:
+            self.alive.append(value)
             members = [self.key(member) for member in value]
-            if all([a is b for a, b in zip(members, value)]):
-                return value
-            return tuple(members) if kind == TUPLE else frozenset(members)
-        return self.resolve(value)
+            plain = all([kind_of(member) == ATOM for member in value])
+            found = value if plain else frozenset([hashable(member) for member in members])
+            self.done[id(value)] = found
+        return found
 
     cdef int drain(self) except -1:
         while self.work:
@@ -168,7 +198,7 @@ cdef class Substitution:
                 if new is not value:
                     container[i] = new
         elif kind == TUPLE:
-            self.fill_tuple(container)
+            self.fill_tuple(container, False)
         elif kind == DICT:
             self.fill_dict(container)
             if not PyDict_CheckExact(container) and getattr(container, "__dict__", None):
@@ -176,7 +206,8 @@ cdef class Substitution:
         elif kind == SET:
             members = [self.key(member) for member in container]
             container.clear()
-            container.update(members)
+            for member in members:
+                container.add(hashable(member))
         elif kind == DEQUE:
             members = [self.resolve(member) for member in container]
             container.clear()
@@ -191,16 +222,17 @@ cdef class Substitution:
             self.schedule(container.pairs)
         return 0
 
-    cdef int fill_tuple(self, tuple container) except -1:
+    cdef int fill_tuple(self, tuple container, bint as_key) except -1:
         """Tuples change in place, too: nobody has seen this one yet, and what holds it need not be found."""
         cdef Py_ssize_t i
         for i in range(len(container)):
             value = <object> PyTuple_GET_ITEM(container, i)
-            new = self.resolve(value)
+            new = self.key(value) if as_key else self.resolve(value)
             if new is not value:
                 Py_INCREF(new)
                 PyTuple_SET_ITEM(<PyObject*> container, i, <PyObject*> new)
                 Py_DECREF(value)
+        FORGET_HASH(<PyObject*> container)
         return 0
 
     cdef int fill_dict(self, object container) except -1:
@@ -212,15 +244,18 @@ cdef class Substitution:
             key = <object> key_at
             if type(key) is not str and kind_of(key) != ATOM:
                 rebuild = True
+                break
             value = <object> value_at
             new = self.resolve(value)
             if new is not value:
                 PyDict_SetItem(container, key, new)  # an existing key: the table does not move
         if rebuild:
-            items = [(self.key(key), value) for key, value in container.items()]
-            container.clear()
+            # By the methods of its class: attributes of an OrderedDict, which the file sets, may go by their names.
+            cls = type(container)
+            items = list(cls.items(container))
+            cls.clear(container)
             for key, value in items:
-                container[key] = value
+                cls.__setitem__(container, hashable(self.key(key)), self.resolve(value))
         return 0
 
     cdef object run(self, object root):
@@ -228,6 +263,15 @@ cdef class Substitution:
         self.work.append(holder)
         self.drain()
         return holder[0]
+
+
+cdef object hashable(object key):
+    """A key that can be one. Where an inert one can, the real one need not: an array, say."""
+    try:
+        hash(key)
+    except TypeError as error:
+        raise FormatError(f"a dict key or a set's member is {type(key).__name__}: {error}") from None
+    return key
 
 
 def substitute(root, bridge, list tensors, max_depth=300):
@@ -249,7 +293,8 @@ def children(value):
     cdef int kind = kind_of(value)
     if kind == DICT:
         extra = getattr(value, "__dict__", None)
-        return [*value.items(), *extra.items()] if extra else value.items()
+        members = type(value).items(value)  # an attribute of it may be called items
+        return [*members, *extra.items()] if extra else members
     if kind == LIST or kind == TUPLE or kind == DEQUE:
         return enumerate(value)
     if kind == NAMESPACE:
@@ -264,30 +309,41 @@ def children(value):
     return None
 
 
-def named_leaves(root):
-    """[(path, leaf)] of everything that is not a container, in the order of the object; a path is a tuple of keys.
-
-    A container that occurs twice is walked where it occurs first, a cycle ends where it closes.
-    """
-    found, seen = [], set()
-    stack = [iter([((), root)])]
-    prefix_of = [()]
+cdef list walked(object root, bint tensors_only):
+    """[(path, leaf)], see named_leaves."""
+    cdef list found = [], keys = [], stack
+    cdef set seen = set()
+    cdef Py_ssize_t path_items = 0
+    stack = [iter([(None, root)])]
     while stack:
         step = next(stack[-1], None)
         if step is None:
             stack.pop()
-            prefix_of.pop()
+            if keys:
+                keys.pop()
             continue
         key, value = step
-        path = prefix_of[-1] + (key,) if len(stack) > 1 else ()
         members = children(value)
-        if members is None:
-            found.append((path, value))
-        elif id(value) not in seen:
-            seen.add(id(value))
-            stack.append(iter(members))
-            prefix_of.append(path)
+        if members is not None:
+            if id(value) not in seen:
+                seen.add(id(value))
+                keys.append(key)
+                stack.append(iter(members))
+        elif not tensors_only or is_tensor(kind_of(value), value):
+            path_items += len(keys)
+            if path_items > MAX_PATH_ITEMS and len(keys) > HONEST_DEPTH:
+                raise LimitError(f"the names of this object's tensors have {len(keys)} parts and more; load it whole")
+            found.append(((*keys[1:], key) if keys else (), value))
     return found
+
+
+def named_leaves(root):
+    """[(path, leaf)] of everything that is not a container, in the order of the object; a path is a tuple of keys.
+
+    A container that occurs twice is walked where it occurs first, a cycle ends where it closes. Raises LimitError
+    where nesting is so deep that the paths would take memory out of proportion.
+    """
+    return walked(root, False)
 
 
 def named_tensors(root):
@@ -300,4 +356,18 @@ def named_tensors(root):
             found.append(((key,), value))
         else:
             return found
-    return [(path, value) for path, value in named_leaves(root) if is_tensor(kind_of(value), value)]
+    return walked(root, True)
+
+
+def leaves(root, set seen):
+    """The leaves alone, without their paths; ``seen`` are the ids of containers that were walked before."""
+    cdef list found = [], todo = [root]
+    while todo:
+        value = todo.pop()
+        members = children(value)
+        if members is None:
+            found.append(value)
+        elif id(value) not in seen:
+            seen.add(id(value))
+            todo.extend([member for _, member in members])
+    return found

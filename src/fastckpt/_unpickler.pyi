@@ -45,6 +45,7 @@ def unpickle(
     storages: Iterable[StorageSpec] = (),
     tensors: Iterable[TensorSpec] = (),
     encoding: str = "utf-8",
+    errors: str = "strict",
     limits: Limits | None = None,
     where: str = "pickle",
     offset: int = 0,

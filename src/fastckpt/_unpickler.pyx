@@ -12,6 +12,7 @@ import collections
 import types
 from argparse import Namespace
 
+cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.dict cimport PyDict_CheckExact, PyDict_SetItem
@@ -57,14 +58,19 @@ cdef enum:
 cdef enum:
     FEW = 64  # entries that the stack, the marks and the memo start with
     # An honest pickle copies what it holds three times at most: text to bytes, to a bytearray or an array.
-    COPIES = 8
+    COPIES = 4
     SPARE_COPIES = 1 << 16
 
 cdef frozenset COMPLEX_CODES = COMPLEX
 cdef frozenset FLOATING_CODES = FLOATING
-cdef frozenset QUANTIZED_CODES = QUANTIZED
+cdef uint64_t QUANTIZED_BITS = sum(1 << code for code in QUANTIZED)
 cdef int64_t INT64_MAX = 0x7FFFFFFFFFFFFFFF
-cdef tuple ITEMSIZES = tuple(dtype.itemsize for dtype in DTYPES)
+cdef enum:
+    MAX_DTYPES = 64
+cdef int64_t ITEMSIZE[MAX_DTYPES]
+cdef int _code
+for _code in range(len(DTYPES)):
+    ITEMSIZE[_code] = DTYPES[_code].itemsize
 cdef type OrderedDict = collections.OrderedDict
 cdef type Deque = collections.deque
 cdef tuple WITH_ATTRIBUTES = (OrderedDict, Namespace, types.SimpleNamespace)
@@ -90,6 +96,7 @@ class Unpickled:
         self.names, self.unknown, self.undecodable = machine.names, machine.unknown, machine.undecodable
 
 
+@cython.final
 cdef class Machine:
     cdef const uint8_t* start
     cdef const uint8_t* p
@@ -104,7 +111,7 @@ cdef class Machine:
     cdef dict far_memo  # memo entries whose index is out of proportion to the pickle
     cdef int pids
     cdef dict tar_objects
-    cdef str encoding
+    cdef str encoding, errors
     cdef object limits
     cdef int64_t key_items_left, copies_left
     cdef bint gradients
@@ -131,11 +138,12 @@ cdef class Machine:
     def note_unknown(self, qualname, note=""):
         self.unknown.append((qualname, note))
 
-    def spend(self, Py_ssize_t count):
-        """Account for a copy of ``count`` bytes or members. One object may be copied again and again by a few bytes each time."""
+    cpdef int spend(self, Py_ssize_t count) except -1:
+        """Account for a copy of ``count`` bytes or members: a few bytes suffice to copy an object once more."""
         self.copies_left -= count
         if self.copies_left < 0:
             raise LimitError("the pickle copies the same objects over and over, out of proportion to its length")
+        return 0
 
     def update(self, mapping, pairs):
         """mapping[key] = value for pairs, keys checked."""
@@ -153,10 +161,9 @@ cdef class Machine:
         """A strided tensor in a storage that a persistent id named."""
         if type(ref) is not StorageRef:
             raise FormatError(f"a tensor lies in {short(ref)}, a storage is expected")
-        return self.add_tensor(ref, (<StorageRef> ref).dtype if dtype is None else dtype, offset,
-                               sizes_of(size), sizes_of(stride), requires_grad)
+        return self.add_tensor(ref, (<StorageRef> ref).dtype if dtype is None else dtype, offset, size, stride, requires_grad)
 
-    def call(self, callee, tuple args):
+    cpdef object call(self, object callee, tuple args):
         """What calling a Global with these arguments gives."""
         cdef Global name
         if type(callee) is not Global:
@@ -199,15 +206,22 @@ cdef class Machine:
         return tensor
 
     cdef TensorSpec dense(self, tuple args, object dtype, bint requires_grad):
-        cdef TensorSpec spec = self.tensor(args[0], args[1], args[2], args[3], dtype, requires_grad)
-        if spec.dtype in QUANTIZED_CODES:
+        cdef TensorSpec spec
+        cdef int code
+        if type(args[0]) is not StorageRef:
+            raise FormatError(f"a tensor lies in {short(args[0])}, a storage is expected")
+        code = (<StorageRef> args[0]).dtype if dtype is None else dtype
+        spec = self.add_tensor(args[0], code, args[1], args[2], args[3], requires_grad)
+        if QUANTIZED_BITS >> code & 1:
             raise FormatError(f"a tensor of {DTYPES[spec.dtype].name} has no quantizer, which says what its integers mean")
         return spec
 
     cdef TensorSpec add_tensor(self, StorageRef ref, int dtype, object offset, object size, object stride,
                                bint requires_grad):
+        cdef TensorSpec spec
+        size, stride = sizes_of(size), sizes_of(stride)
         self.spend(len(size))
-        cdef TensorSpec spec = new_tensor(ref, dtype, offset, size, stride)
+        spec = new_tensor(ref, dtype, offset, size, stride)
         if requires_grad and dtype not in FLOATING_CODES:
             raise FormatError(f"a tensor of {DTYPES[dtype].name} wants a gradient, only floating types have one")
         spec.requires_grad = requires_grad and self.gradients
@@ -263,7 +277,7 @@ cdef class Machine:
             raise FormatError(f"the storage type is {cls.qualname if type(cls) is Global else short(cls)}, which is "
                               f"not one that is known; the file may be from a newer torch, or crafted")
         dtype = (<Global> cls).storage_dtype
-        itemsize = ITEMSIZES[dtype]
+        itemsize = ITEMSIZE[dtype]
         if not PyUnicode_CheckExact(key):
             key = key_text(key)
         if not PyUnicode_CheckExact(location):
@@ -390,7 +404,7 @@ cdef class Machine:
 
     cdef tuple take_tuple(self, Py_ssize_t at):
         """The objects from ``at`` up, moved into a tuple."""
-        cdef Py_ssize_t n = self.depth - at
+        cdef Py_ssize_t i, n = self.depth - at
         cdef PyObject* items
         cdef object result
         if n < 0 or at < self.fence:
@@ -471,7 +485,7 @@ cdef class Machine:
         if self.encoding == "bytes":
             return raw
         try:
-            return raw.decode(self.encoding)
+            return raw.decode(self.encoding, self.errors)
         except UnicodeDecodeError:
             if self.undecodable is None:
                 self.undecodable = raw
@@ -842,22 +856,23 @@ cdef bytes unquoted(bytes line):
         raise FormatError(f"a text string {line[:40]!r}: {warning}") from None
 
 
-def unpickle(data, *, int pids=0, tar_objects=None, storages=(), tensors=(), encoding="utf-8", limits=None, where="pickle",
-             offset=0, bint gradients=True):
+def unpickle(data, *, int pids=0, tar_objects=None, storages=(), tensors=(), encoding="utf-8", errors="strict",
+             limits=None, where="pickle", offset=0, bint gradients=True):
     """Execute the pickle that ``data`` (bytes-like) begins with; an Unpickled.
 
     ``pids`` says what persistent ids may be; ``storages`` and ``tensors`` are specs that exist already, which those of
     this pickle follow; without ``gradients`` no tensor gets requires_grad. ``where`` opens the message of every error, ``offset`` is where in it ``data`` begins.
     Raises FormatError (Truncated where the bytes end first), UnsafePickleError, UnsupportedError and LimitError;
-    LookupError for an encoding that Python does not know.
+    LookupError for an encoding or a way to treat errors that Python does not know.
     """
     cdef Py_buffer view
     cdef Machine machine = Machine()
     limits = limits or Limits()
-    machine.pids, machine.tar_objects, machine.encoding = pids, tar_objects, encoding
+    machine.pids, machine.tar_objects, machine.encoding, machine.errors = pids, tar_objects, encoding, errors
     machine.limits, machine.key_items_left = limits, limits.key_items
     if encoding != "bytes":
         codecs.lookup(encoding)  # the caller's mistake, not the file's
+        codecs.lookup_error(errors)
     machine.gradients = gradients
     machine.storages.extend(storages)
     machine.tensors.extend(tensors)

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from ._spec import TensorSpec
 from ._tree import named_tensors, substitute
 from .contents import open_contents
-from .dtypes import DTYPES
+from .dtypes import DTYPES, numpy_dtype
 from .errors import FormatError
-from .lazy import LazyStorage, LazyTensor
+from .lazy import LazyStorage, LazyTensor, core_of
 from .limits import Limits
 from .loading import Reader, check_options, wants_mapping
 from .nodes import Opaque, duplicate
@@ -21,7 +22,7 @@ from .selection import dotted, specs_in
 from .source import FileSource, open_source
 
 
-def open(  # noqa: A001 - the verb that people look for
+def open(
     f,
     *,
     framework="torch",
@@ -72,7 +73,7 @@ class Checkpoint(Mapping):
             self.source.close()
             raise
         self.swapped = self.contents.byteorder != sys.byteorder
-        self._leaves = self._by_path = None
+        self._leaves = self._by_path = self._paths = None
         self._lazy = {}
         self._rows = {}
         # Storages that somebody still holds: whoever reads another tensor of one shares it, as after a load.
@@ -92,6 +93,8 @@ class Checkpoint(Mapping):
                     path if count[name] > 1 else name: (path, leaf)
                     for name, (path, leaf) in zip(names, found, strict=True)
                 }
+            # A tensor of many names has one LazyTensor, which is called by the first.
+            self._paths = {id(leaf): path for path, leaf in reversed(found)}
             self._leaves = leaves
         return self._leaves
 
@@ -108,17 +111,17 @@ class Checkpoint(Mapping):
             if alike:
                 raise KeyError(f"{name!r} is ambiguous; use one of {', '.join(map(repr, alike[:4]))}")
             raise KeyError(name)
-        return self._lazy_tensor(*found)
+        return self._lazy_tensor(found[1])
 
-    def _lazy_tensor(self, path, leaf):
+    def _lazy_tensor(self, leaf):
         """One LazyTensor for each tensor of the file, however many names it has."""
         lazy = self._lazy.get(id(leaf))
         if lazy is None:
-            lazy = self._lazy.setdefault(id(leaf), LazyTensor(self, path, leaf))
+            lazy = self._lazy.setdefault(id(leaf), LazyTensor(self, self._paths.get(id(leaf), ()), leaf))
         return lazy
 
     def _lazy_storage(self, ref):
-        return self._lazy.setdefault(id(ref), LazyStorage(self, ref))
+        return self._lazy.setdefault((ref.storage.index, ref.dtype), LazyStorage(self, ref))
 
     def __iter__(self):
         self.source.check_open()
@@ -144,15 +147,20 @@ class Checkpoint(Mapping):
         unpickled = self.contents.unpickle_again()
         if self.unknown == "error":
             self._reader().refuse(self.contents.unpickled.unknown)
-        lazy = [self._lazy_tensor((), spec) for spec in self.contents.unpickled.tensors]
-        return substitute(unpickled.obj, LazyBridge(self), lazy, self.limits.object_depth)
+        self._index()
+        lazy = [self._lazy_tensor(spec) for spec in self.contents.unpickled.tensors]
+        # Both objects come from one pickle, so their leaves have one order, but for those in sets.
+        pairs = zip(named_tensors(unpickled.obj), named_tensors(self.contents.unpickled.obj), strict=True)
+        known = {id(leaf): original for (_, leaf), (_, original) in pairs if alike(leaf, original)}
+        return substitute(unpickled.obj, LazyBridge(self, known), lazy, self.limits.object_depth)
 
     @property
     def info(self):
         """What is known of the file: a dict of plain values, for people and programs to read."""
         self.source.check_open()
         contents = self.contents
-        with_crc = int((contents.records.crc32 >= 0).sum())
+        crc32 = contents.records.crc32
+        with_crc = int(((crc32 > 0) | (crc32 == 0) & (contents.records.nbytes == 0)).sum())  # 0 says that none was computed
         return {
             "name": self.source.name,
             "container": contents.kind,
@@ -228,22 +236,26 @@ class Checkpoint(Mapping):
 
     def writable_bytes(self, out, spec):
         """The flat bytes of a buffer, array or CPU tensor that takes the values of ``spec``; ValueError where it does not."""
-        numel = 1
-        for size in spec.shape:
-            numel *= size
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(out, torch.Tensor):
             from .torch_bridge import bytes_of
 
             return bytes_of(out, spec)
+        nbytes = spec.numel * spec.itemsize
+        if isinstance(out, np.ndarray):
+            row = DTYPES[spec.dtype]
+            if out.dtype != numpy_dtype(spec.dtype) and not (row.raw and out.dtype == row.raw):
+                raise ValueError(f"out: an array of {out.dtype}, the tensor is of {row.name}")
+            if out.shape not in (spec.shape, (spec.numel,)):
+                raise ValueError(f"out: an array of shape {out.shape}, the tensor has {spec.shape}")
+            if out.flags.c_contiguous:
+                out = out.reshape(-1).view(np.uint8)  # as bytes: what is not NumPy's own type has no memoryview
         view = memoryview(out)
         if view.readonly or not view.c_contiguous:
             raise ValueError("out: a writable buffer without gaps is needed")
-        if isinstance(out, np.ndarray) and out.dtype.itemsize != spec.itemsize:
-            raise ValueError(f"out: an array of {out.dtype}, the tensor is of {DTYPES[spec.dtype].name}")
-        if view.nbytes != numel * spec.itemsize:
-            raise ValueError(f"out: a buffer of {view.nbytes} bytes, the tensor has {numel * spec.itemsize}")
-        return np.frombuffer(out, np.uint8) if view.nbytes else np.empty(0, np.uint8)
+        if view.nbytes != nbytes:
+            raise ValueError(f"out: a buffer of {view.nbytes} bytes, the tensor has {nbytes}")
+        return np.frombuffer(out, np.uint8) if nbytes else np.empty(0, np.uint8)
 
     # -- life
 
@@ -278,15 +290,23 @@ def typed(path):
     return tuple([(type(key), key) for key in path])
 
 
-class LazyBridge:
-    """Makes the tree of an open checkpoint: nothing is read."""
+def alike(leaf, original):
+    """Whether two leaves, of one pickle executed twice, are the same tensor."""
+    core, other = core_of(leaf), core_of(original)
+    if isinstance(core, TensorSpec) and isinstance(other, TensorSpec):
+        return core.index == other.index
+    return [spec.index for spec in specs_in([leaf])[1]] == [spec.index for spec in specs_in([original])[1]]
 
-    def __init__(self, checkpoint):
-        self.checkpoint = checkpoint
+
+class LazyBridge:
+    """Makes the tree of an open checkpoint: nothing is read. ``known`` are the leaves that its names lead to, by id."""
+
+    def __init__(self, checkpoint, known):
+        self.checkpoint, self.known = checkpoint, known
         self._names = None
 
     def lazy(self, node):
-        return self.checkpoint._lazy_tensor((), node)
+        return self.checkpoint._lazy_tensor(self.known.get(id(node), node))
 
     def storage(self, ref):
         return self.checkpoint._lazy_storage(ref)

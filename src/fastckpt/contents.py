@@ -18,8 +18,8 @@ class ZipContents:
 
     kind = "zip"
 
-    def __init__(self, source, *, encoding="utf-8", limits=None, verify=True):
-        self.source, self.options = source, {"encoding": encoding, "limits": limits}
+    def __init__(self, source, *, verify=True, **options):
+        self.source, self.options = source, options
         self.archive = open_zip(source, verify=verify)
         self.records, self.rows, self.end = self.archive.records, self.archive.storages, self.archive.end
         self.byteorder = self.archive.byteorder or default_byteorder()
@@ -50,16 +50,18 @@ def default_byteorder():
     return {"BIG": "big", "NATIVE": sys.byteorder}.get(name, "little")
 
 
-def open_contents(source, *, encoding="utf-8", limits=None, verify=True):
+def open_contents(source, *, verify=True, **options):
     """Find out what a source is, and read everything but its storages.
+
+    ``options`` are the encoding, errors and limits of unpickle.
 
     Raises FormatError and its kin; the message says what the file looks like where it is no checkpoint.
     """
     kind = sniff.kind(source)
     if kind == "zip":
-        return ZipContents(source, encoding=encoding, limits=limits, verify=verify)
+        return ZipContents(source, verify=verify, **options)
     reader = LegacyContainer if kind == "legacy" else TarContainer
-    return reader(source, encoding=encoding, limits=limits)
+    return reader(source, **options)
 
 
 def storage_rows(contents, storages):

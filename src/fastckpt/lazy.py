@@ -1,27 +1,67 @@
 """LazyTensor: a tensor that is still in the file, and reading what is wanted of it."""
 
+import math
+import operator
+
 import numpy as np
 
 from ._spec import TensorSpec
-from .dtypes import DTYPES, QUANTIZED, numpy_dtype
+from .dtypes import CODE_BY_NAME, DTYPES, QUANTIZED, numpy_dtype
 from .errors import UnsupportedError
 from .materialize import fill
 from .memory import allocate
 from .nodes import TensorNode
+from .numpy_bridge import resolved, strided
 from .plan import View, index_view, root_of, runs_of
 from .records import STORED, Records
 
 # Where the TensorSpec stands in nodes that add to a plain tensor without changing its values.
 WRAPPERS = ("parameter", "variable", "typed_tensor", "from_type")
-SHAPE_AT = {"sparse_coo": 2, "sparse_compressed": 4, "meta": 1, "wrapper_subclass": 2}
-DTYPE_AT = {"meta": 0, "wrapper_subclass": 1, "device_tensor": 1}
+# Where other nodes have what is asked of a tensor: the argument itself, or a tensor that has it.
+SHAPE_AT = {"sparse_coo": 2, "sparse_compressed": 4, "meta": 1, "wrapper_subclass": 2, "device_tensor": 0}
+DTYPE_AT = {"sparse_coo": 1, "sparse_compressed": 3, "nested": 0, "meta": 0, "wrapper_subclass": 1, "device_tensor": 1}
+GRADIENT_AT = {"parameter": 1, "variable": 1, "meta": 3, "wrapper_subclass": 7, "device_tensor": 3}
+GRADIENT_AT |= {"quantized_per_tensor": -1, "quantized_per_channel": -1}
+
+
+def core_of(leaf):
+    """What a tensor is under all that only adds to it: a TensorSpec, another node, None where torch would make an empty one."""
+    while isinstance(leaf, TensorNode) and leaf.kind in WRAPPERS:
+        leaf = leaf.args[0]
+    return leaf
 
 
 def plain_spec(leaf):
     """The TensorSpec whose values a leaf has, None for other layouts."""
-    while isinstance(leaf, TensorNode) and leaf.kind in WRAPPERS:
-        leaf = leaf.args[0]
-    return leaf if isinstance(leaf, TensorSpec) and leaf.dtype not in QUANTIZED else None
+    core = core_of(leaf)
+    return core if isinstance(core, TensorSpec) and core.dtype not in QUANTIZED else None
+
+
+def shape_of(core):
+    """The sizes of a tensor; None where it has no such thing, as a nested one."""
+    core = getattr(core, "spec", core)  # a quantized node says where its integers lie
+    if core is None:
+        return (0,)
+    if isinstance(core, TensorSpec):
+        return core.shape
+    at = SHAPE_AT.get(core.kind)
+    found = None if at is None else core.args[at]
+    if at is None or isinstance(found, (tuple, list)):
+        return None if found is None else tuple(found)
+    return shape_of(core_of(found)) if isinstance(found, (TensorSpec, TensorNode)) else None
+
+
+def dtype_of(leaf):
+    """The code of a tensor's dtype."""
+    core = core_of(leaf)
+    core = getattr(core, "spec", core)
+    if core is None:
+        return leaf.args[1] if leaf.kind == "typed_tensor" else CODE_BY_NAME["float32"]
+    if isinstance(core, TensorSpec):
+        return core.dtype
+    at = DTYPE_AT.get(core.kind)
+    found = None if at is None else core.args[at]
+    return dtype_of(found) if isinstance(found, (TensorSpec, TensorNode)) else found
 
 
 class LazyTensor:
@@ -33,11 +73,11 @@ class LazyTensor:
     "sparse_coo" ...), ``storage`` (key and nbytes of the storage it lies in).
     """
 
-    __slots__ = ("_checkpoint", "leaf", "path", "spec")
+    __slots__ = ("_checkpoint", "core", "leaf", "path", "spec")
 
     def __init__(self, checkpoint, path, leaf):
         self._checkpoint, self.path, self.leaf = checkpoint, path, leaf
-        self.spec = plain_spec(leaf)
+        self.core, self.spec = core_of(leaf), plain_spec(leaf)
 
     @property
     def name(self):
@@ -45,32 +85,18 @@ class LazyTensor:
 
     @property
     def kind(self):
-        return "strided" if isinstance(self.leaf, TensorSpec) else self.leaf.kind
+        if isinstance(self.leaf, TensorSpec):
+            return "strided"
+        return self.leaf.args[0] if self.leaf.kind == "sparse_compressed" else self.leaf.kind
 
     @property
     def shape(self):
-        if self.spec is not None:
-            return self.spec.shape
-        if hasattr(self.leaf, "spec"):
-            return self.leaf.spec.shape
-        at = SHAPE_AT.get(self.kind)
-        return None if at is None else tuple(self.leaf.args[at])
+        return self.spec.shape if self.spec is not None else shape_of(self.core)
 
     @property
     def dtype(self):
-        code = self._code()
+        code = dtype_of(self.leaf)
         return None if code is None else DTYPES[code].name
-
-    def _code(self):
-        if self.spec is not None:
-            return self.spec.dtype
-        if hasattr(self.leaf, "spec"):
-            return self.leaf.spec.dtype
-        if self.kind in DTYPE_AT:
-            return self.leaf.args[DTYPE_AT[self.kind]]
-        values = {"sparse_coo": 1, "sparse_compressed": 3, "nested": 0}.get(self.kind)
-        inner = None if values is None else plain_spec(self.leaf.args[values])
-        return None if inner is None else inner.dtype
 
     @property
     def stride(self):
@@ -86,18 +112,26 @@ class LazyTensor:
 
     @property
     def numel(self):
-        return self.spec.numel if self.spec is not None else int(np.prod(self.shape or (0,), dtype=object))
+        if self.spec is not None:
+            return self.spec.numel
+        if self.kind == "nested":
+            return self.leaf.args[0].numel
+        shape = self.shape
+        return 0 if shape is None else math.prod(shape)
 
     @property
     def nbytes(self):
-        code = self._code()
+        code = dtype_of(self.leaf)
         return self.numel * (DTYPES[code].itemsize if code is not None else 0)
 
     @property
     def requires_grad(self):
-        if self.kind in ("parameter", "variable"):
-            return self.leaf.args[1]
-        return self.spec is not None and self.spec.requires_grad
+        leaf = self.leaf
+        while isinstance(leaf, TensorNode):
+            if leaf.kind in GRADIENT_AT:
+                return leaf.args[GRADIENT_AT[leaf.kind]]
+            leaf = leaf.args[0] if leaf.kind in WRAPPERS else None
+        return leaf is not None and leaf.requires_grad
 
     def _plain(self, what):
         if self.spec is None:
@@ -134,9 +168,10 @@ class LazyTensor:
         return self._checkpoint.read_leaf(self.leaf, "torch")
 
     def numpy(self):
-        """The tensor's elements as a NumPy array of its own."""
+        """The tensor's elements as a NumPy array of its own; UnsupportedError where NumPy has nothing like it."""
         if self.spec is None:
-            return self._checkpoint.read_leaf(self.leaf, "numpy")
+            array = self._checkpoint.read_leaf(self.leaf, "numpy")
+            return array if isinstance(array, np.ndarray) else self._plain("form in NumPy")
         return self._view(View(self.spec.offset, self.spec.shape, self.spec.stride), "numpy")
 
     def __array__(self, dtype=None, copy=None):
@@ -149,19 +184,26 @@ class LazyTensor:
         owner, start, stride = self._read(view)
         if framework == "numpy":
             return self._as_array(owner, start, view.shape, stride, numpy_dtype(self.spec.dtype), values=True)
-        return self._checkpoint.torch_view(owner, start, view.shape, stride, self.spec)
+        return self._checkpoint.torch_view(owner, start, view.shape, stride, self.spec).requires_grad_(self.requires_grad)
 
     def _as_array(self, owner, start, shape, stride, dtype, values):
         step = dtype.itemsize
         flat = np.empty(1, dtype) if owner is None else np.frombuffer(owner, dtype, memoryview(owner).nbytes // step)
-        array = np.lib.stride_tricks.as_strided(flat[start:], shape, [n * step for n in stride])
-        if values and self.spec.conj:
-            array = array.conj()
-        return -array if values and self.spec.neg else array
+        array = strided(flat, start, shape, stride)
+        return resolved(array, self.spec) if values else array
+
+    def __reduce__(self):
+        """To be found again, by its path, in a checkpoint that is opened anew; see Checkpoint."""
+        if self._checkpoint[self.path] is not self:
+            raise TypeError(f"{self!r} has no name of its own in the checkpoint; pickle the Checkpoint instead")
+        return operator.getitem, (self._checkpoint, self.path)
 
     def _read(self, view):
         """(owner, first element, stride) of memory that holds a View; owner is None where it has no elements."""
         spec, contents = self.spec, self._checkpoint.contents
+        self._checkpoint.source.check_open()
+        if spec.storage.location == "meta":
+            raise UnsupportedError(f"{self.name}: a tensor on the meta device has no values; read() gives it")
         storage = spec.storage
         root = root_of(storage)
         base = storage.offset // spec.itemsize
@@ -192,8 +234,6 @@ class LazyTensor:
             array = self._as_array(owner, start, spec.shape, stride, dtype, values)
             target.view(dtype).reshape(spec.shape)[...] = array
         return out
-
-
 
 
 class LazyStorage:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 
 from ._tree import substitute
 from .contents import open_contents
@@ -46,6 +47,7 @@ def load(
     mmap: map the file (copy on write) instead of reading it. Nothing is verified then, and a file that somebody
         truncates while it is mapped ends the process.
     encoding, errors: of Python 2 strings; encoding="bytes" keeps them as bytes.
+    fix_imports: with weights_only=False, whether names of Python 2 modules are taken for those of today.
     verify: compare the CRC-32 of every record that is read whole.
     threads: how many threads read; None takes what the process may use, 1 is serial.
     keys: a list of dotted names, a glob pattern or a callable on names: other leaves are absent and not read.
@@ -62,10 +64,11 @@ def load(
     """
     weights_only = only_weights(weights_only)
     check_options(framework, unknown, weights_only, pickle_module, map_location)
+    check_types(progress, limits)
     source = open_source(f, offset, nbytes)
     try:
         map_file = wants_mapping(mmap, source)
-        contents = open_contents(source, encoding=encoding, limits=limits, verify=verify)
+        contents = open_contents(source, encoding=encoding, errors=errors, limits=limits, verify=verify)
         reader = Reader(
             contents, framework, unknown, map_location, verify=verify, threads=threads, map_file=map_file, progress=progress
         )
@@ -181,13 +184,20 @@ class Reader:
 def only_weights(weights_only):
     """torch's rule: True where nothing is said, and its two environment variables have a say."""
     on = ("1", "y", "yes", "true")
-    force = os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "0") in on
-    force_not = os.environ.get("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "0") in on
+    force = os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "").lower() in on
+    force_not = os.environ.get("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "").lower() in on
     if force and force_not:
         raise ValueError("TORCH_FORCE_WEIGHTS_ONLY_LOAD and TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD are both set; one can be")
     if force:
         return True
-    return not force_not if weights_only is None else bool(weights_only)
+    if weights_only is not None:
+        return bool(weights_only)
+    if force_not:
+        warnings.warn(
+            "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD is set: the pickle is run, and can run any code (weights_only=True forbids it)",
+            stacklevel=3,
+        )
+    return not force_not
 
 
 def check_options(framework, unknown, weights_only, pickle_module, map_location):
@@ -199,6 +209,13 @@ def check_options(framework, unknown, weights_only, pickle_module, map_location)
         raise TypeError("pickle_module is used with weights_only=False only; nothing else runs a pickle")
     if framework == "numpy" and (map_location not in (None, "cpu") or not weights_only):
         raise TypeError("framework='numpy' knows no map_location and no weights_only=False")
+
+
+def check_types(progress, limits):
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress={progress!r}: a callable(bytes done, bytes in all) is expected")
+    if not isinstance(limits, (Limits, type(None))):
+        raise TypeError(f"limits={limits!r}: a Limits is expected")
 
 
 def wants_mapping(mmap, source):

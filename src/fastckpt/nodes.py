@@ -7,7 +7,9 @@ imports or calls what the file names; the one that stands for an unknown class, 
 import collections
 import enum
 
-from .errors import FormatError
+from ._spec import TensorSpec
+from .dtypes import DTYPES
+from .errors import CheckpointError, FormatError
 
 
 class _Missing(enum.Enum):
@@ -51,14 +53,34 @@ class TensorNode(Node):
         super().__init__(args)
         self.kind = kind
 
+    def set_state(self, machine, state):
+        """Attributes of tensors are arguments of the functions that make them; BUILD gives none."""
+        raise FormatError(f"a state is given to {short(self)}, which has none")
+
     def build(self, bridge):
-        return getattr(bridge, self.kind)(*self.args)
+        return self.made_by(getattr(bridge, self.kind), *self.args)
 
     def apply_state(self, bridge, obj):
-        bridge.set_state(self, obj, self.state)
+        if self.kind == "generator":
+            self.made_by(bridge.set_state, self, obj, self.state)
+        else:  # the class may be one that the user allowed, whose errors are his own
+            bridge.set_state(self, obj, self.state)
+
+    def made_by(self, make, *args):
+        """The result of a call of the framework's, which may find that the arguments make no sense."""
+        if self.kind in ("device_tensor", "from_type"):  # a device or a class of the user's has a say
+            return make(*args)
+        try:
+            return make(*args)
+        except CheckpointError:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            reason = str(error).partition("\n")[0]
+            raise FormatError(f"what the pickle says of a {self.kind} makes none: {reason:.200}") from error
 
     def __repr__(self):
-        return f"<{self.kind} {self.args!r}>"
+        args = repr(self.args) if self.kind in ("size", "device") else short(self.args)
+        return f"<{self.kind} {args}>"
 
 
 class QuantizedNode(TensorNode):
@@ -71,7 +93,7 @@ class QuantizedNode(TensorNode):
         self.spec = spec
 
     def build(self, bridge):
-        return getattr(bridge, self.kind)(self.spec, *self.args)
+        return self.made_by(getattr(bridge, self.kind), self.spec, *self.args)
 
 
 class TensorType(TensorNode):
@@ -85,8 +107,30 @@ class TensorType(TensorNode):
 
     def set_state(self, machine, state):
         if not isinstance(state, tuple) or len(state) != 4:
-            raise FormatError(f"a tensor's state is {state!r:.80}; (storage, offset, size, stride) is expected")
-        self.args = (machine.tensor(*state), self.code)
+            raise FormatError(f"a tensor's state is {short(state)}, (storage, offset, size, stride) is expected")
+        spec = machine.tensor(*state)
+        if spec.dtype != self.code:
+            raise FormatError(f"a tensor of {DTYPES[self.code].name} lies in a storage of {DTYPES[spec.dtype].name}")
+        self.args = (spec, self.code)
+
+
+class GeneratorNode(TensorNode):
+    """A torch.Generator. torch itself does not look at what state it is given."""
+
+    __slots__ = ()
+
+    def set_state(self, machine, state):
+        fits = (
+            isinstance(state, tuple)
+            and len(state) == 3
+            and type(state[0]) is int
+            and -(2**63) <= state[0] < 2**64
+            and (state[1] is None or (type(state[1]) is int and 0 <= state[1] < 2**63))
+            and isinstance(state[2], TensorSpec)
+        )
+        if not fits:
+            raise FormatError(f"a Generator's state is {short(state)}, (seed, offset, tensor) is expected")
+        self.state = state
 
 
 class ParameterNode(TensorNode):
@@ -107,9 +151,11 @@ class ParameterNode(TensorNode):
         elif isinstance(state, tuple) and len(state) == 4:
             data, requires_grad = state[0], state[1]
         else:
-            raise FormatError(f"a Parameter's state is {state!r:.80}; a tuple of three or five is expected")
+            raise FormatError(f"a Parameter's state is {short(state)}, a tuple of three or five is expected")
         if type(requires_grad) is not bool:
-            raise FormatError(f"a Parameter's requires_grad is {requires_grad!r:.80}, a bool is expected")
+            raise FormatError(f"a Parameter's requires_grad is {short(requires_grad)}, a bool is expected")
+        if data is not None and not isinstance(data, (TensorSpec, TensorNode)):
+            raise FormatError(f"a Parameter's data is {short(data)}, a tensor is expected")
         self.args = (data, requires_grad)
 
 
@@ -184,10 +230,7 @@ def duplicate(value, memo=None):
     What occurs twice occurs twice in the copy. Recursion goes as deep as the object nests.
     """
     memo = {} if memo is None else memo
-    if isinstance(value, Node):
-        make = _duplicate_node
-    else:
-        make = _DUPLICATORS.get(type(value))
+    make = _duplicate_node if isinstance(value, Node) else _DUPLICATORS.get(type(value))
     if make is None:
         return value
     if id(value) not in memo:

@@ -7,6 +7,31 @@ from .errors import UnsafePickleError, UnsupportedError
 from .nodes import MISSING, Opaque, TorchName
 
 
+def strided(flat, start, shape, stride):
+    """A strided view of a flat array, from element ``start`` on; ``stride`` is in elements.
+
+    numpy.lib.stride_tricks.as_strided spells the dtype as text, and that of float8_e5m2 has none that can be read back.
+    """
+    # The stride of an axis of one element may be any number of 64 bits; none is taken then.
+    strides = [min(n * flat.itemsize, 2**62) for n in stride]
+    try:
+        return np.ndarray(shape, flat.dtype, flat[start:] if 0 not in shape else flat[:0], strides=strides)
+    except ValueError as error:
+        raise UnsupportedError(f"NumPy cannot have an array of shape {shape!r:.80} and this layout: {error}") from None
+
+
+def resolved(array, spec):
+    """The values of a view that is conjugated or negated when it is looked at.
+
+    Raises UnsupportedError where NumPy has only the bits.
+    """
+    row = DTYPES[spec.dtype]
+    if (spec.conj or spec.neg) and row.raw and array.dtype == row.raw:
+        raise UnsupportedError(f"a conjugated or negated view of {row.name}, of which NumPy has the bits only")
+    array = np.asarray(array.conj()) if spec.conj else array  # of an array without dimensions NumPy makes a scalar
+    return np.asarray(-array) if spec.neg else array
+
+
 class NumpyBridge:
     """``places[spec.index]`` is (owner, byte offset) of each storage's memory."""
 
@@ -29,14 +54,7 @@ class NumpyBridge:
     def tensor(self, spec):
         if spec.dtype in QUANTIZED:
             return None
-        flat, step = self.flat(spec.storage, spec.dtype), numpy_dtype(spec.dtype).itemsize
-        start = flat[spec.offset :] if spec.numel else flat[:0]
-        array = np.lib.stride_tricks.as_strided(start, spec.shape, [n * step for n in spec.stride])
-        if spec.conj:
-            array = array.conj()
-        if spec.neg:
-            array = -array
-        return array
+        return resolved(strided(self.flat(spec.storage, spec.dtype), spec.offset, spec.shape, spec.stride), spec)
 
     def storage(self, ref):
         return self.flat(ref.storage, ref.dtype)
@@ -104,7 +122,7 @@ class NumpyBridge:
     def _quantized(self, spec, *args):
         row, array = DTYPES[spec.dtype], self.flat(spec.storage, spec.dtype)
         if row.packed == 1 and spec.numel:  # several in a byte have no strides
-            array = np.lib.stride_tricks.as_strided(array[spec.offset :], spec.shape, [n * row.itemsize for n in spec.stride])
+            array = strided(array, spec.offset, spec.shape, spec.stride)
         return self._no_twin(row.name, array, *args)
 
     quantized_per_tensor = quantized_per_channel = _quantized

@@ -1,5 +1,6 @@
 """Which bytes must be read: whole storages for whole tensors, and the runs of a part of one."""
 
+import operator
 from typing import NamedTuple
 
 import numpy as np
@@ -62,8 +63,7 @@ def index_view(shape, stride, offset, index):
     Raises IndexError and TypeError as NumPy does.
     """
     index = index if isinstance(index, tuple) else (index,)
-    if any(i is None or isinstance(i, (bool, list, np.ndarray)) for i in index):
-        raise TypeError("only ints, slices and an ellipsis select a part; read it and index what you get")
+    index = tuple([item if isinstance(item, slice) or item is Ellipsis else whole_index(item) for item in index])
     dots = sum(i is Ellipsis for i in index)
     if dots > 1:
         raise IndexError("an index can have one ellipsis only")
@@ -81,13 +81,22 @@ def index_view(shape, stride, offset, index):
             count = max(0, -(-(stop - start) // by))
             offset += start * step if count else 0
             new_shape.append(count)
-            new_stride.append(step * by)
+            new_stride.append(step * by if count > 1 else step)  # of one element it means nothing, and must not overflow
         else:
-            position = item.__index__()
-            if not -size <= position < size:
-                raise IndexError(f"index {position} is out of bounds for dimension {axis} of size {size}")
-            offset += (position + size if position < 0 else position) * step
+            if not -size <= item < size:
+                raise IndexError(f"index {item} is out of bounds for dimension {axis} of size {size}")
+            offset += (item + size if item < 0 else item) * step
     return View(offset, tuple(new_shape), tuple(new_stride))
+
+
+def whole_index(item):
+    """The int that an index stands for, be it NumPy's or torch's; TypeError for what selects in any other way."""
+    boolean = isinstance(item, bool) or str(getattr(item, "dtype", "")).endswith("bool")
+    if hasattr(item, "__index__") and not boolean and tuple(getattr(item, "shape", ())) == ():
+        return operator.index(item)
+    raise TypeError(
+        f"only ints, slices and an ellipsis select a part, not {type(item).__name__}; read it and index what you get"
+    )
 
 
 def runs_of(view, itemsize):

@@ -10,11 +10,12 @@ import datetime
 import decimal
 import fractions
 import pathlib
+import re
 import types
 import uuid
 
 from . import numpy_nodes
-from ._spec import StorageRef, TensorSpec
+from ._spec import Global, StorageRef, TensorSpec
 from .dtypes import (
     CODE_BY_NAME,
     CODE_BY_STORAGE,
@@ -25,7 +26,18 @@ from .dtypes import (
     UINT8,
 )
 from .errors import FormatError
-from .nodes import MISSING, Node, Opaque, ParameterNode, QuantizedNode, TensorNode, TensorType, TorchName, short
+from .nodes import (
+    MISSING,
+    GeneratorNode,
+    Node,
+    Opaque,
+    ParameterNode,
+    QuantizedNode,
+    TensorNode,
+    TensorType,
+    TorchName,
+    short,
+)
 
 REBUILD_OTHER, REBUILD_TENSOR, REBUILD_TENSOR_V2, REBUILD_TENSOR_V3, REBUILD_ORDERED_DICT = range(5)
 
@@ -107,6 +119,7 @@ def deque(machine, args):
     maxlen = args[1] if len(args) > 1 else None
     expect(isinstance(items, (list, tuple)), "a list", items)
     expect(maxlen is None or (type(maxlen) is int and maxlen >= 0), "a length", maxlen)
+    machine.spend(len(items))
     return collections.deque(items, maxlen)
 
 
@@ -116,6 +129,16 @@ def items_of(args):
     items = args[0] if args else ()
     expect(isinstance(items, (list, tuple, set, frozenset)), "a list", args)
     return items
+
+
+def make_list(machine, args):
+    machine.spend(len(items_of(args)))
+    return list(items_of(args))
+
+
+def make_tuple(machine, args):
+    machine.spend(len(items_of(args)))
+    return tuple(items_of(args))
 
 
 def make_set(machine, args):
@@ -147,8 +170,10 @@ def make_bytearray(machine, args):
         return bytearray()
     if isinstance(args[0], str):
         expect(len(args) == 2 and args[1] in ("latin-1", "latin1"), "text in latin-1", args)
+        machine.spend(len(args[0]))
         return bytearray(args[0].encode("latin-1"))
     expect(len(args) == 1 and isinstance(args[0], (bytes, bytearray)), "bytes", args)
+    machine.spend(len(args[0]))
     return bytearray(args[0])
 
 
@@ -156,12 +181,14 @@ def make_bytes(machine, args):
     if not args:
         return b""
     expect(len(args) == 1 and isinstance(args[0], (bytes, bytearray)), "bytes", args)
+    machine.spend(len(args[0]))
     return bytes(args[0])
 
 
 def encode(machine, args):
     """_codecs.encode(text, 'latin1'): how protocol 2 spells bytes. No other codec is ever written, or run."""
     expect(len(args) == 2 and isinstance(args[0], str) and args[1] in ("latin1", "latin-1"), "text in latin1", args)
+    machine.spend(len(args[0]))
     return args[0].encode("latin-1")
 
 
@@ -185,6 +212,7 @@ def plain(cls, types_):
 
     def make(machine, args):
         expect(all(isinstance(a, types_) for a in args), f"arguments for {cls.__name__}", args)
+        machine.spend(sum(len(a) for a in args if isinstance(a, str)))
         return cls(*args)
 
     return Known(make, cls)
@@ -194,6 +222,8 @@ def temporal(cls):
     """datetime's classes are pickled as packed bytes, which Python 2 wrote as str."""
 
     def make(machine, args):
+        if any(isinstance(a, Opaque) for a in args):  # a time zone of a class that is not known
+            return Opaque(f"datetime.{cls.__name__}", args)
         expect(args and all(isinstance(a, (bytes, str, int, datetime.tzinfo)) for a in args), "a date or time", args)
         packed = args[0].encode("latin-1") if isinstance(args[0], str) else args[0]
         return cls(packed, *args[1:])
@@ -206,12 +236,24 @@ def path(cls):
 
     def make(machine, args):
         expect(all(isinstance(a, str) for a in args), "path parts", args)
+        machine.spend(len(args) + sum(map(len, args)))
         try:
             return cls(*args)
         except NotImplementedError:  # PosixPath on Windows and the other way round
             return (pathlib.PureWindowsPath if issubclass(cls, pathlib.PureWindowsPath) else pathlib.PurePosixPath)(*args)
 
     return Known(make, cls)
+
+
+def fraction(machine, args):
+    """Fraction(1, 3), or Fraction('1/3') up to Python 3.10; text like '1e999999999' would take gigabytes."""
+    text = args[0] if args and isinstance(args[0], str) else "0"
+    expect(1 <= len(args) <= 2 and FRACTION.fullmatch(text), "a fraction like '1/3'", args)
+    expect(all(type(a) is int or a is text for a in args), "a fraction's ints", args)
+    return fractions.Fraction(*args)
+
+
+FRACTION = re.compile(r"-?[0-9]+(/[0-9]+)?")
 
 
 class UuidNode(Node):
@@ -230,6 +272,9 @@ class UuidNode(Node):
     def build(self, bridge):
         expect(self.value is not None, "a UUID's state", self.value)
         return self.value
+
+    def __repr__(self):
+        return f"<uuid {self.value}>"
 
 
 def make_uuid(machine, args):
@@ -265,7 +310,8 @@ def size(machine, args):
     values = args[0] if args else ()
     values = values.args[0] if isinstance(values, TensorNode) and values.kind == "size" else values
     expect(len(args) < 2 and isinstance(values, (list, tuple)), "a list of sizes", args)
-    expect(all(type(n) is int for n in values), "ints as sizes", args)
+    expect(all(type(n) is int and -(2**63) <= n < 2**63 for n in values), "ints as sizes", args)
+    machine.spend(len(values))
     return TensorNode("size", tuple(values))
 
 
@@ -355,15 +401,16 @@ def sparse(machine, args):
         expect(len(data) in (3, 4), "(indices, values, size, is_coalesced)", data)
         flag = data[3] if len(data) == 4 else None
         expect(flag is None or type(flag) is bool, "a bool as is_coalesced", flag)
-        return TensorNode("sparse_coo", tensor_like(data[0]), tensor_like(data[1]), geometry(data[2]), flag)
+        return TensorNode("sparse_coo", tensor_like(data[0]), tensor_like(data[1]), geometry(machine, data[2]), flag)
     expect(kind in ("sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc") and len(data) == 4, "a sparse tensor", args)
-    return TensorNode("sparse_compressed", kind, *map(tensor_like, data[:3]), geometry(data[3]))
+    return TensorNode("sparse_compressed", kind, *map(tensor_like, data[:3]), geometry(machine, data[3]))
 
 
-def geometry(value):
+def geometry(machine, value):
     """Sizes or strides: a tuple of ints that are not negative."""
     value = value.args[0] if isinstance(value, TensorNode) and value.kind == "size" else value
-    expect(isinstance(value, (tuple, list)) and all(type(n) is int and n >= 0 for n in value), "sizes", value)
+    expect(isinstance(value, (tuple, list)) and all(type(n) is int and 0 <= n < 2**63 for n in value), "sizes", value)
+    machine.spend(len(value))
     return tuple(value)
 
 
@@ -384,9 +431,17 @@ def quantized(machine, args):
     for values in (scales, zero_points):
         numeric = isinstance(values, (list, tuple)) and all(type(v) in (int, float) for v in values)
         expect(numeric or isinstance(values, TensorSpec), "a list of numbers or a tensor", values)
-        count = values.numel if isinstance(values, TensorSpec) else len(values)
-        expect(count == spec.shape[axis], f"{spec.shape[axis]} values, one for each channel", values)
+        shape = values.shape if isinstance(values, TensorSpec) else (len(values),)
+        expect(shape == (spec.shape[axis],), f"{spec.shape[axis]} values, one for each channel", values)
+    scales, zero_points = (v if isinstance(v, TensorSpec) else channel_values(machine, v) for v in (scales, zero_points))
     return QuantizedNode("quantized_per_channel", spec, scheme, scales, zero_points, axis, requires_grad)
+
+
+def channel_values(machine, values):
+    """A copy, since the pickle may go on to change the list."""
+    machine.spend(len(values))
+    expect(all(-(2**63) <= v < 2**63 or v != v for v in values), "64-bit numbers", values)
+    return tuple(values)
 
 
 def nested(machine, args):
@@ -398,14 +453,15 @@ def nested(machine, args):
 def meta(machine, args):
     """_rebuild_meta_tensor_no_storage(dtype, size, stride, requires_grad)."""
     expect(len(args) == 4, "(dtype, size, stride, requires_grad)", args)
-    return TensorNode("meta", dtype_code(args[0]), geometry(args[1]), geometry(args[2]), boolean(args[3], "requires_grad"))
+    return TensorNode("meta", dtype_code(args[0]), geometry(machine, args[1]), geometry(machine, args[2]), boolean(args[3], "requires_grad"))
 
 
 def wrapper_subclass(machine, args):
     """_rebuild_wrapper_subclass(cls, dtype, size, stride, storage_offset, layout, device, requires_grad)."""
     expect(len(args) == 8, "eight arguments for a wrapper subclass", args)
     cls, dtype, shape, stride, offset, layout_, device_, requires_grad = args
-    return TensorNode("wrapper_subclass", cls, dtype_code(dtype), geometry(shape), geometry(stride), offset,
+    expect(isinstance(cls, (Global, Opaque)), "a class", cls)
+    return TensorNode("wrapper_subclass", cls, dtype_code(dtype), geometry(machine, shape), geometry(machine, stride), offset,
                       TorchName(name_of(layout_, "a layout")), device_, boolean(requires_grad, "requires_grad"))  # fmt: skip
 
 
@@ -427,8 +483,8 @@ def device_tensor(machine, args):
 
 
 def generator(machine, args):
-    expect(len(args) < 2, "a device", args)
-    return TensorNode("generator", *args)
+    expect(len(args) < 2 and all(isinstance(a, (str, TensorNode)) for a in args), "a device", args)
+    return GeneratorNode("generator", *args)
 
 
 def tensor_type(code):
@@ -464,8 +520,8 @@ def _python_rows():
         yield f"{module} bytearray", Known(make_bytearray, bytearray)
         yield f"{module} bytes", Known(make_bytes, bytes)
         yield f"{module} slice", Known(make_slice, slice)
-        yield f"{module} list", Known(lambda machine, args: list(items_of(args)), list)
-        yield f"{module} tuple", Known(lambda machine, args: tuple(items_of(args)), tuple)
+        yield f"{module} list", Known(make_list, list)
+        yield f"{module} tuple", Known(make_tuple, tuple)
         yield f"{module} dict", Known(make_dict, dict)
         for cls in (int, float, bool, str, object):
             yield f"{module} {cls.__name__}", Known(None, cls)
@@ -489,7 +545,7 @@ def _python_rows():
         for cls in (pathlib.PosixPath, pathlib.WindowsPath, pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.Path):
             yield f"{module} {cls.__name__}", path(cls)
     yield "decimal Decimal", plain(decimal.Decimal, str)
-    yield "fractions Fraction", plain(fractions.Fraction, (str, int))
+    yield "fractions Fraction", Known(fraction, fractions.Fraction)
     yield "uuid UUID", Known(make_uuid, uuid.UUID)
     yield "argparse Namespace", namespace(argparse.Namespace)
     yield "types SimpleNamespace", namespace(types.SimpleNamespace)

@@ -1,9 +1,10 @@
 """Which parts of an object are wanted: ``keys=`` of load, and the specs that a part needs."""
 
+import collections.abc
 import fnmatch
 
 from ._spec import StorageRef, TensorSpec
-from ._tree import children, named_leaves
+from ._tree import children, leaves
 from .errors import LimitError
 from .nodes import MISSING, Node, Opaque, QuantizedNode
 
@@ -21,7 +22,7 @@ def chooser(keys):
         return (lambda name: fnmatch.fnmatchcase(name, keys)), ()
     if callable(keys):
         return keys, ()
-    names = list(keys)
+    names = list(keys) if isinstance(keys, collections.abc.Iterable) else [keys]
     if not all(isinstance(name, str) for name in names):
         raise TypeError("keys: a glob pattern, a list of names or a callable on names is expected")
     wanted = set(names)
@@ -30,6 +31,8 @@ def chooser(keys):
 
 def prune(root, keys):
     """Take the leaves that ``keys`` does not want out of an inert object; the nesting stays.
+
+    An object of an unknown class stays whole where a part of it is wanted: what it needs, its class knows.
 
     Raises KeyError for a listed name that does not occur.
     """
@@ -87,8 +90,9 @@ def _keep(container, members, had_any):
 def specs_in(root):
     """(storages, tensors, opaque) that an inert object holds, however deep: each spec once, by its index."""
     storages, tensors, opaque, todo, seen = {}, {}, [], [root], set()
+    walked = set()
     while todo:
-        for _, leaf in named_leaves(todo.pop()):
+        for leaf in leaves(todo.pop(), walked):
             if isinstance(leaf, TensorSpec):
                 tensors[leaf.index] = leaf
                 storages[leaf.storage.index] = leaf.storage

@@ -5,6 +5,7 @@ descriptor, a view of the memory, a lock around the object) from open to close, 
 from the start of the checkpoint, wherever that lies in the file.
 """
 
+import contextlib
 import errno
 import io
 import mmap
@@ -60,20 +61,33 @@ class Source:
         """Called after a whole load: ``end`` is where the checkpoint ends."""
 
 
+def region_nbytes(name, there, start, nbytes):
+    """How many bytes a region has that begins at ``start`` of ``there``; FormatError where it ends beyond them."""
+    left = max(0, there - start)
+    if nbytes is None:
+        return left
+    if nbytes > left:
+        raise FormatError(
+            f"{name}: {nbytes} bytes from byte {start} on are asked for, {left} are there", path=name, offset=start
+        )
+    return nbytes
+
+
 class FileSource(Source):
-    """A regular file behind a descriptor of our own; nothing seeks in it."""
+    """A regular file behind a descriptor of our own, which it closes; nothing seeks in it."""
 
     def __init__(self, fd, name, path=None, base=0, nbytes=None):
+        # Set first: whatever fails below, the descriptor is closed here, and by nobody else.
         self.fd, self.name, self.path, self.base = fd, name, path, base
-        status = os.fstat(fd)
-        there = max(0, status.st_size - base)
-        if nbytes is not None and nbytes > there:
-            raise FormatError(
-                f"{name}: {nbytes} bytes from byte {base} on are asked for, the file ends after {there}",
-                path=name,
-                offset=base,
-            )
-        self.nbytes = there if nbytes is None else nbytes
+        try:
+            self._measure(nbytes)
+        except BaseException:
+            self.close()
+            raise
+
+    def _measure(self, nbytes):
+        status = os.fstat(self.fd)
+        self.nbytes = region_nbytes(self.name, status.st_size, self.base, nbytes)
         # What tells that a path still leads to the same content, for handles that reopen.
         self.fingerprint = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
@@ -104,11 +118,8 @@ class MemorySource(Source):
         if not view.c_contiguous:
             raise TypeError(f"{name}: a contiguous buffer is needed, this one has gaps; copy it with bytes()")
         view = view.cast("B") if view.nbytes else memoryview(b"")
-        stop = len(view) if nbytes is None else start + nbytes
-        if nbytes is not None and stop > len(view):
-            raise FormatError(f"{name}: {nbytes} bytes from byte {start} on are asked for, there are {len(view)}")
-        self.view = view[start:stop]
-        self.nbytes = len(self.view)
+        self.nbytes = region_nbytes(name, len(view), start, nbytes)
+        self.view = view[start : start + self.nbytes]
         self.name = name
 
     def readinto(self, offset, view):
@@ -146,7 +157,8 @@ class ObjectSource(Source):
         self.f, self.lock = f, threading.Lock()
         self.name = name_of(f)
         try:
-            self.start = f.tell() + start
+            self.found_at = f.tell()
+            self.start = self.found_at + start
             end = f.seek(0, os.SEEK_END)
             if not isinstance(end, int):
                 end = f.tell()
@@ -157,8 +169,10 @@ class ObjectSource(Source):
                 f"{self.name}: a {type(f).__name__} that cannot seek; read it into memory first, "
                 f"load(io.BytesIO(f.read()))"
             ) from error
-        self.nbytes = max(0, end - self.start) if nbytes is None else nbytes
+        self.nbytes = region_nbytes(self.name, end, self.start, nbytes)
         f.seek(self.start)
+        if isinstance(f.read(0), str):
+            raise self._text_mode()
         self._readinto = getattr(f, "readinto", None)
 
     def readinto(self, offset, view):
@@ -176,24 +190,40 @@ class ObjectSource(Source):
                     done += got
 
     def _some(self, view):
+        """Read up to ``len(view)`` bytes: how many there were, None where there are none yet."""
         if self._readinto is not None:
             try:
-                return self._readinto(view)
+                got = self._readinto(view)
             except (NotImplementedError, io.UnsupportedOperation):
                 self._readinto = None
+            else:
+                if got is not None and not 0 <= got <= len(view):
+                    raise OSError(errno.EIO, f"readinto() of {len(view)} bytes says that it read {got}", self.name)
+                return got
         data = self.f.read(len(view))
         if data is None:
             return None
         if isinstance(data, str):
-            raise TypeError(f"{self.name}: the file is open in text mode; open it with 'rb'")
+            raise self._text_mode()
         got = memoryview(data).nbytes
         if got > len(view):
             raise OSError(errno.EIO, f"read({len(view)}) gave {got} bytes", self.name)
-        view[:got] = data
+        view[:got] = memoryview(data).cast("B")
         return got
 
+    def _text_mode(self):
+        return TypeError(f"{self.name}: the file is open in text mode; open it with 'rb'")
+
     def finish(self, end):
+        self.close()
         self.f.seek(self.start + end)
+
+    def close(self):
+        """Leave the object where it was found: so are plain files left where a load fails."""
+        if not self.closed:
+            self.closed = True
+            with contextlib.suppress(ValueError, OSError):  # its owner closed it
+                self.f.seek(self.found_at)
 
 
 class _SharedFile(FileSource):
@@ -225,20 +255,18 @@ def plain_file(f):
 def open_path(path, offset, nbytes):
     name = os.fsdecode(path)
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode):
+        return FileSource(fd, name, name, offset, nbytes)
     try:
-        mode = os.fstat(fd).st_mode
-        if stat.S_ISREG(mode):
-            return FileSource(fd, name, name, offset, nbytes)
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
         if not stat.S_ISFIFO(mode):
             raise OSError(errno.EINVAL, "not a regular file; copy what it holds to one first", name)
         with open(fd, "rb", closefd=False) as pipe:  # it can be read once, and only from front to back
             data = pipe.read()
-    except BaseException:
+    finally:
         os.close(fd)
-        raise
-    os.close(fd)
     return MemorySource(data, name, offset, nbytes)
 
 
@@ -254,14 +282,9 @@ def open_source(f, offset=0, nbytes=None):
     if isinstance(f, (str, os.PathLike)) or type(f) is bytes and _is_path(f):
         return open_path(os.fspath(f), offset, nbytes)
     if isinstance(f, int) and not isinstance(f, bool):
-        fd = os.dup(f)
-        try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise OSError(errno.ESPIPE, "the descriptor is not of a regular file; read it into memory first", f)
-            return FileSource(fd, f"<descriptor {f}>", None, offset, nbytes)
-        except BaseException:
-            os.close(fd)
-            raise
+        if not stat.S_ISREG(os.fstat(f).st_mode):
+            raise OSError(errno.ESPIPE, "the descriptor is not of a regular file; read it into memory first", f)
+        return FileSource(os.dup(f), f"<descriptor {f}>", None, offset, nbytes)
     if isinstance(f, (bytes, bytearray, memoryview, mmap.mmap)):
         return MemorySource(f, f"<{type(f).__name__}>", offset, nbytes)
     if type(f) is io.BytesIO and not f.closed:

@@ -4,6 +4,7 @@ A bridge makes what the inert description of an object asks for: tensors, storag
 """
 
 import math
+import sys
 import warnings
 
 import torch
@@ -55,6 +56,22 @@ def unsafe(where, qualname, note=""):
         f"weights_only=False runs the pickle of a file you trust",
         qualname=qualname,
     )
+
+
+def is_torchs_own(name, cls):
+    """Whether torch defines an attribute of tensors, and no class between ``cls`` and torch.Tensor does anew."""
+    if name not in TENSOR_ATTRIBUTES:
+        return False
+    above = cls.__mro__[: cls.__mro__.index(torch.Tensor)]
+    return name.startswith("__") or not any(name in vars(each) for each in above)
+
+
+def level_of_caller():
+    """The stacklevel at which ``warnings.warn`` names the code that called this package."""
+    frame, level = sys._getframe(1), 1
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith(f"{__package__}."):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 class Placement:
@@ -130,7 +147,7 @@ class Placement:
             warnings.warn(
                 f"tensors tagged {location!r} come out on the CPU, that device is not available here ({reason}); "
                 f"map_location says where they should go",
-                stacklevel=2,
+                stacklevel=level_of_caller(),
             )
 
 
@@ -180,9 +197,9 @@ class TorchBridge:
         return tensors
 
     def tensor(self, spec):
+        storage = self.untyped(spec.storage)
         if spec.dtype in QUANTIZED:
             return None  # its quantizer stands in the node around it
-        storage = self.untyped(spec.storage)
         tensor = torch.empty(0, dtype=torch_dtype(spec.dtype), device=storage.device)
         tensor.set_(storage, spec.offset, spec.shape, spec.stride)
         if spec.requires_grad:
@@ -246,13 +263,15 @@ class TorchBridge:
     def typed_tensor(self, data, code):
         return torch.empty(0, dtype=torch_dtype(code)) if data is None else data
 
+    # The device is named, or torch.set_default_device would have a say.
+
     def sparse_coo(self, indices, values, size, is_coalesced):
-        if is_coalesced is not None:
-            return self.checked(torch.sparse_coo_tensor, indices, values, size, is_coalesced=is_coalesced)
-        return self.checked(torch.sparse_coo_tensor, indices, values, size)
+        options = {} if is_coalesced is None else {"is_coalesced": is_coalesced}
+        return self.checked(torch.sparse_coo_tensor, indices, values, size, device=values.device, **options)
 
     def sparse_compressed(self, layout, compressed, plain, values, size):
-        return self.checked(torch.sparse_compressed_tensor, compressed, plain, values, size, layout=getattr(torch, layout))
+        options = {"layout": getattr(torch, layout), "device": values.device}
+        return self.checked(torch.sparse_compressed_tensor, compressed, plain, values, size, **options)
 
     def checked(self, make, *args, **kwargs):
         """A sparse tensor with its indices checked (on the meta device there are none to look at)."""
@@ -264,13 +283,13 @@ class TorchBridge:
 
     def quantized_per_tensor(self, spec, scale, zero_point, requires_grad):
         tensor = torch._empty_affine_quantized(
-            (0,), scale=scale, zero_point=zero_point, dtype=torch_dtype(spec.dtype), device=self.untyped(spec.storage).device
+            (0,), scale=scale, zero_point=zero_point, dtype=torch_dtype(spec.dtype), device=self.quantized_device(spec)
         )
         return self.quantized(tensor, spec, requires_grad)
 
     def quantized_per_channel(self, spec, scheme, scales, zero_points, axis, requires_grad):
         floating = scheme.endswith("float_qparams") or (isinstance(scales, torch.Tensor) and scales.dtype is torch.float32)
-        device = self.untyped(spec.storage).device
+        device = self.quantized_device(spec)
         if not isinstance(scales, torch.Tensor):
             scales = torch.tensor(scales, dtype=torch.float if floating else torch.double, device=device)
         if not isinstance(zero_points, torch.Tensor):
@@ -281,6 +300,12 @@ class TorchBridge:
             shape, scales=scales, zero_points=zero_points, axis=axis, dtype=torch_dtype(spec.dtype), device=device
         )
         return self.quantized(tensor, spec, requires_grad)
+
+    def quantized_device(self, spec):
+        device = self.untyped(spec.storage).device
+        if device.type == "meta":
+            raise UnsupportedError(f"{self.where}torch has no quantized tensors on the meta device; map them to the CPU")
+        return device
 
     def quantized(self, tensor, spec, requires_grad):
         storage = torch.storage.TypedStorage(
@@ -342,23 +367,19 @@ class TorchBridge:
             obj.state = state
         elif isinstance(node, TensorNode) and node.kind == "generator":
             obj.__setstate__(state)
-        elif isinstance(node, Opaque):
-            self.set_allowed_state(obj, state)
-        elif type(obj) in (torch.Tensor, torch.nn.Parameter):
+        elif isinstance(obj, torch.Tensor) and type(obj).__setstate__ is torch.Tensor.__setstate__:
             self.set_attributes(obj, state)
-        elif getattr(type(obj), "__setstate__", None) is not torch.Tensor.__setstate__:
-            obj.__setstate__(state)  # of a class that the user allowed
         else:
             self.set_allowed_state(obj, state)
 
     def set_attributes(self, tensor, state):
-        """Python attributes of a tensor or Parameter: (dict, slots) or a dict; none that torch itself defines."""
+        """Python attributes of a tensor: (dict, slots) or a dict; none that torch itself defines."""
         attributes, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
         for part in (attributes, slots):
             if part is not None and not isinstance(part, dict):
                 raise FormatError(f"{self.where}a tensor's attributes are a {type(part).__name__}, a dict is expected")
             for name, value in (part or {}).items():
-                if not isinstance(name, str) or name in TENSOR_ATTRIBUTES:
+                if not isinstance(name, str) or is_torchs_own(name, type(tensor)):
                     raise UnsafePickleError(
                         f"{self.where}the file wants to set the attribute {name!r:.80} of a tensor, which is torch's own",
                         qualname=f"torch.Tensor.{name}",
@@ -383,11 +404,13 @@ class TorchBridge:
 
     def set_allowed_state(self, obj, state):
         """Give an object of a class that the user allowed its state, as pickle does."""
-        if hasattr(obj, "__setstate__") and not isinstance(obj, torch.Tensor):
+        if hasattr(obj, "__setstate__"):
             obj.__setstate__(state)
             return
         attributes, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
-        for name, value in [*(attributes or {}).items(), *(slots or {}).items()]:
+        if attributes:
+            vars(obj).update(attributes)  # not setattr, which a frozen class forbids
+        for name, value in (slots or {}).items():
             setattr(obj, name, value)
 
 
@@ -406,6 +429,6 @@ def bytes_of(out, spec):
     if out.dtype is not torch_dtype(spec.dtype) or tuple(out.shape) != spec.shape:
         raise ValueError(f"out: a tensor of {out.dtype} and {tuple(out.shape)}, the one in the file is of "
                          f"{torch_dtype(spec.dtype)} and {spec.shape}")
-    if out.device.type != "cpu" or not out.is_contiguous():
-        raise ValueError("out: a contiguous tensor on the CPU is needed")
+    if out.device.type != "cpu" or not out.is_contiguous() or out.is_conj() or out.is_neg():
+        raise ValueError("out: a contiguous tensor on the CPU, with values as they lie there, is needed")
     return out.detach().reshape(-1).view(torch.uint8).numpy()

@@ -21,10 +21,14 @@ def unpickle_trusted(reader, keys, pickle_module, **options):
     unpickled = contents.unpickled
     bridge = reader.bridge(unpickled.storages)
     by_key = {spec.key: spec for spec in unpickled.storages if spec.root is None}
+    made = {}  # what occurs twice is one object
 
     def typed(spec, cls):
         dtype = torch.uint8 if cls is torch.UntypedStorage else cls.dtype
-        return torch.storage.TypedStorage(wrap_storage=bridge.untyped(spec), dtype=dtype, _internal=True)
+        if (spec.index, dtype) not in made:
+            storage = torch.storage.TypedStorage(wrap_storage=bridge.untyped(spec), dtype=dtype, _internal=True)
+            made[spec.index, dtype] = storage
+        return made[spec.index, dtype]
 
     def storage(pid):
         _, cls, key, _, _, *view = pid
@@ -38,8 +42,6 @@ def unpickle_trusted(reader, keys, pickle_module, **options):
     def numbered(pid):
         found = contents.objects[int(pid)]
         return bridge.tensor(found) if hasattr(found, "shape") else bridge.storage(found)
-
-    made = {}
 
     class Unpickler((pickle_module or pickle).Unpickler):
         def find_class(self, module, name):

@@ -31,9 +31,9 @@ class LegacyContainer:
     kind = "legacy"
     byteorder = "little"
 
-    def __init__(self, source, *, encoding="utf-8", limits=None):
+    def __init__(self, source, **options):
         self.source = source
-        stream = self.stream = PickleStream(source, 0, source.nbytes, encoding=encoding, limits=limits)
+        stream = self.stream = PickleStream(source, 0, source.nbytes, **options)
         if (magic := stream.pickle("magic number").obj) != MAGIC:
             raise stream.error(f"the magic number is {magic!r:.40}, {MAGIC:#x} is expected")
         if (version := stream.pickle("protocol version").obj) != PROTOCOL:

@@ -18,9 +18,10 @@ class PickleStream:
         where = f"{self.source.name}: {what}"
         left = self.end - self.offset
         while True:
-            data = self.peek(min(window, left))
             try:
-                result = unpickle(data, where=where, offset=self.offset, **self.options, **options)
+                # Let go at once: an error that somebody keeps must not keep the caller's buffer from changing its size.
+                with memoryview(self.peek(min(window, left))) as data:
+                    result = unpickle(data, where=where, offset=self.offset, **self.options, **options)
             except Truncated as error:
                 if window >= left:
                     raise FormatError(

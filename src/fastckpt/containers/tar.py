@@ -3,8 +3,8 @@
 Storages and tensors have numbers of their own, and the object's pickle refers to both by them.
 """
 
-from .._unpickler import PIDS_TAR
 from .._spec import Global, storage_spec, tensor_spec
+from .._unpickler import PIDS_TAR
 from ..dtypes import DTYPES
 from ..errors import FormatError
 from ..records import Records
@@ -20,11 +20,11 @@ class TarContainer:
     kind = "tar"
     byteorder = "little"
 
-    def __init__(self, source, *, encoding="utf-8", limits=None):
+    def __init__(self, source, **options):
         self.source = source
         self.members = checkpoint_members(source)
         self.end = source.nbytes
-        self.options = {"encoding": encoding, "limits": limits}
+        self.options = options
         self.storages, self.tensors, self.objects, self.unknown = [], [], {}, []
         self._names, self._offsets, self._nbytes = [], [], []
         self._read_storages(self._stream("storages"))
@@ -105,7 +105,8 @@ class TarContainer:
                 raise stream.error(f"a tensor has {ndim} dimensions; 0 to {MOST_DIMENSIONS} are possible")
             shape, stride = stream.int64s(ndim, "sizes"), stream.int64s(ndim, "strides")
             offset = stream.int64("storage offset")
-            if type(key) is not int or key in self.objects or storage_key not in self.objects:
+            numbers = type(key) is int and type(storage_key) is int
+            if not numbers or key in self.objects or storage_key not in self.objects:
                 raise stream.error(f"tensor {key!r:.40} of storage {storage_key!r:.40}: no such storage, or a key that is taken")
             ref = self.objects[storage_key]
             if not hasattr(ref, "storage") or hasattr(ref, "shape"):

@@ -1,0 +1,277 @@
+"""load_into: a checkpoint into memory that somebody has already, a module's or a dict's tensors, without a second copy."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ._crc32 import crc32
+from .checkpoint import open as open_checkpoint
+from .errors import ChecksumError
+from .lazy import LazyTensor
+from .materialize import fill
+from .plan import root_of
+from .records import NO_CRC, STORED, Records
+
+# Memory that a tensor passes through on its way, where it cannot be read straight into its place.
+CHUNK = 8 << 20
+
+
+class Copy(NamedTuple):
+    """One tensor of the file, and the one that takes its values."""
+
+    name: str
+    lazy: LazyTensor
+    target: torch.Tensor
+
+
+def load_into(
+    target, f, *, strict=True, prefix="", rename=None, threads=None, verify=True, progress=None, unknown="opaque", limits=None
+):
+    """Read a checkpoint into existing tensors: straight into their memory where dtype and strides agree.
+
+    target: an nn.Module, whose own ``load_state_dict`` decides what goes where (its hooks run; tensors on the meta device are
+        replaced by fresh ones), or a dict of tensors by name.
+    f: as for ``load``; the names in it are dotted paths.
+    strict: raise where names are missing or left over; with False they are returned.
+    prefix: take the names that begin with it, without it ("model." for {"model": state_dict, ...}).
+    rename: a dict or callable from names in the file (without the prefix) to names in the target; None leaves a name out.
+    threads, verify, progress, limits: as for ``load``. A bad checksum raises after memory was overwritten; the error says which.
+
+    Returns (missing_keys, unexpected_keys) as ``load_state_dict`` does. Peak memory beyond the target's: 16 MiB.
+    Raises RuntimeError in torch's words where names or shapes do not fit, before a byte is touched; what ``load`` raises.
+    Source: github.com/pytorch/pytorch, torch/nn/modules/module.py (load_state_dict).
+    """
+    with open_checkpoint(f, threads=threads, verify=verify, unknown=unknown, limits=limits) as checkpoint:
+        names = named(checkpoint, prefix, rename)
+        plan = plan_module if isinstance(target, torch.nn.Module) else plan_dict
+        copies, result, assign = plan(target, names, strict)
+        with torch.no_grad():
+            _Filling(checkpoint, progress).run(copies)
+        for put in assign:
+            put()
+        return result
+
+
+def named(checkpoint, prefix, rename):
+    """{name in the target: LazyTensor}."""
+    found = {}
+    for name in checkpoint:
+        dotted = name if isinstance(name, str) else ".".join(map(str, name))
+        if not dotted.startswith(prefix):
+            continue
+        new = dotted[len(prefix) :]
+        if rename is not None:
+            new = rename(new) if callable(rename) else rename.get(new, new)
+        if new is None:
+            continue
+        if new in found:
+            raise ValueError(f"two tensors of the file would be called {new!r} in the target; rename= tells them apart")
+        found[new] = checkpoint[name]
+    return found
+
+
+# -- who decides what goes where
+
+
+class _Recorder(TorchFunctionMode):
+    """While a module loads placeholders, notes each ``target.copy_(placeholder)`` instead of doing it."""
+
+    def __init__(self, placeholders):
+        super().__init__()
+        self.names = {id(placeholder): name for name, placeholder in placeholders.items()}
+        self.noted = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.copy_ and len(args) > 1 and id(args[1]) in self.names:
+            self.noted.append((self.names[id(args[1])], args[0]))
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+def plan_module(module, names, strict):
+    """Let ``module.load_state_dict`` go over placeholders of the right shapes, on the meta device."""
+    placeholders = {name: placeholder(lazy) for name, lazy in names.items()}
+    with _Recorder(placeholders) as recorder:
+        result = module.load_state_dict(dict(placeholders), strict=strict)
+    copies, assign, fresh = [], [], {}
+    for name, target in recorder.noted:
+        if target.device.type == "meta":
+            if id(target) not in fresh:
+                fresh[id(target)] = torch.empty_like(target, device="cpu")
+                assign.append(lambda old=target, new=fresh[id(target)]: replace(module, old, new))
+            target = fresh[id(target)]
+        copies.append(Copy(name, names[name], target))
+    return copies, result, assign
+
+
+def placeholder(lazy):
+    """A tensor without memory that looks like the one in the file."""
+    dtype = getattr(torch, lazy.dtype or "float32")
+    if lazy.spec is None:
+        return torch.empty(lazy.shape or (0,), dtype=torch.float32, device="meta")
+    return torch.empty_strided(lazy.shape, lazy.stride, dtype=dtype, device="meta")
+
+
+def replace(module, old, new):
+    """Put a fresh tensor wherever a module holds one of the meta device."""
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None and (parameter is old or parameter.data is old):
+                part._parameters[name] = type(parameter)(new, requires_grad=parameter.requires_grad)
+        for name, buffer in part._buffers.items():
+            if buffer is old:
+                part._buffers[name] = new
+
+
+def plan_dict(target, names, strict):
+    """The same for a dict, with the same words."""
+    missing = [name for name in target if name not in names]
+    unexpected = [name for name in names if name not in target]
+    problems = []
+    if strict and unexpected:
+        problems.append("Unexpected key(s) in state_dict: {}. ".format(", ".join(f'"{name}"' for name in unexpected)))
+    if strict and missing:
+        problems.insert(0, "Missing key(s) in state_dict: {}. ".format(", ".join(f'"{name}"' for name in missing)))
+    copies = []
+    for name, tensor in target.items():
+        lazy = names.get(name)
+        if lazy is None:
+            continue
+        if not isinstance(tensor, torch.Tensor):
+            problems.append(f'While copying the parameter named "{name}", expected torch.Tensor but found {type(tensor)}')
+        elif lazy.shape is not None and tuple(tensor.shape) != lazy.shape:
+            problems.append(
+                f"size mismatch for {name}: copying a param with shape {torch.Size(lazy.shape)} from checkpoint, "
+                f"the shape in current model is {tensor.shape}."
+            )
+        else:
+            copies.append(Copy(name, lazy, tensor))
+    if problems:
+        raise RuntimeError("Error(s) in loading state_dict for {}:\n\t{}".format(type(target).__name__, "\n\t".join(problems)))
+    return copies, torch.nn.modules.module._IncompatibleKeys(missing, unexpected), ()
+
+
+# -- filling
+
+
+class _Filling:
+    """Reads what goes straight into its place in one parallel fill, and the rest in chunks."""
+
+    def __init__(self, checkpoint, progress):
+        self.checkpoint, self.progress = checkpoint, progress
+        self.done, self.total = 0, 0
+
+    def run(self, copies):
+        direct = [copy for copy in copies if self.fits(copy)]
+        others = [copy for copy in copies if not self.fits(copy)]
+        self.total = sum(copy.lazy.nbytes for copy in copies)
+        self.fill_direct(direct)
+        for copy in others:
+            self.copy(copy)
+
+    def fits(self, copy):
+        """Whether the bytes in the file are those of the target, in the same order."""
+        spec, target = copy.lazy.spec, copy.target
+        if spec is None or spec.conj or spec.neg or not spec.numel or self.checkpoint.swapped or self.checkpoint.map_file:
+            return False
+        same = str(target.dtype) == f"torch.{copy.lazy.dtype}" and target.stride() == spec.stride
+        plain = target.device.type == "cpu" and target.layout is torch.strided and not (target.is_conj() or target.is_neg())
+        dense = spec.extent == spec.numel
+        row = self.checkpoint.row_of(root_of(spec.storage))
+        return same and plain and dense and self.checkpoint.contents.records.method[row] == STORED
+
+    def fill_direct(self, copies):
+        contents, places = self.checkpoint.contents, {}
+        for copy in copies:  # tied tensors are read once
+            spec = copy.lazy.spec
+            root = root_of(spec.storage)
+            places[self.checkpoint.row_of(root), spec.storage.offset + spec.offset * spec.itemsize, copy.target.data_ptr()] = copy
+        if not places:
+            return
+        records, rows, address, crcs = contents.records, [], [], []
+        for (row, _, pointer), copy in places.items():
+            rows.append(row)
+            address.append(pointer)
+            crcs.append(int(records.crc32[row]) if copy.lazy.spec.nbytes == records.nbytes[row] else NO_CRC)
+        inside = np.array([start for _, start, _ in places], dtype=np.int64)
+        nbytes = [copy.lazy.spec.nbytes for copy in places.values()]
+        wanted = Records([records.names[row] for row in rows], records.offset[rows] + inside, nbytes, crc32=crcs)
+        try:
+            fill(
+                contents.source, wanted, np.arange(len(rows)), np.array(address, dtype=np.int64),
+                verify=self.checkpoint.verify, threads=self.checkpoint.threads,
+                progress=(lambda done, _: self.progress(done, self.total)) if self.progress else None,
+            )  # fmt: skip
+        except ChecksumError as error:
+            raise self.overwritten(error, [copy.name for copy in places.values()]) from None
+        self.done = sum(nbytes)
+
+    def copy(self, copy):
+        """Through a chunk: another dtype, order, device or layout."""
+        lazy, target = copy.lazy, copy.target
+        if lazy.spec is None or not lazy.shape or not lazy.spec.numel:
+            target.copy_(lazy.read() if lazy.spec is None else lazy[...])
+        else:
+            self.copy_rows(copy)
+        self.tell(lazy.nbytes)
+
+    def copy_rows(self, copy):
+        """Some rows at a time; their bytes are summed on the way where they are the record's, one behind the other."""
+        lazy, target = copy.lazy, copy.target
+        spec, records = lazy.spec, self.checkpoint.contents.records
+        row = self.checkpoint.row_of(root_of(spec.storage))
+        whole = spec.nbytes == records.nbytes[row] and records.method[row] == STORED and not self.checkpoint.swapped
+        ordered = whole and self.checkpoint.verify and records.crc32[row] > 0 and is_contiguous(spec.shape, spec.stride)
+        actual = 0
+        for index in chunks_of(spec.shape, spec.itemsize):
+            part = lazy[index]
+            if ordered:
+                actual = crc32(part.detach().reshape(-1).view(torch.uint8).numpy(), actual)
+            target[index].copy_(part)
+        if ordered and actual != records.crc32[row]:
+            name, offset = records.names[row], int(records.offset[row])
+            error = ChecksumError(
+                f"{self.checkpoint.source.name}: record {name!r} at byte {offset}: CRC-32 is {actual:08x}, the directory says "
+                f"{records.crc32[row]:08x}; the file is damaged (verify=False reads it anyway)",
+                path=self.checkpoint.source.name, record=name, offset=offset, expected=int(records.crc32[row]), actual=actual,
+            )  # fmt: skip
+            raise self.overwritten(error, [copy.name])
+
+    def tell(self, nbytes):
+        self.done += nbytes
+        if self.progress:
+            self.progress(self.done, self.total)
+
+    def overwritten(self, error, names):
+        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        where = {"path": error.path, "record": error.record, "offset": error.offset}
+        return ChecksumError(
+            f"{error}; overwritten already: {shown}", expected=error.expected, actual=error.actual, **where
+        )
+
+
+def is_contiguous(shape, stride):
+    expected = 1
+    for size, step in zip(reversed(shape), reversed(stride), strict=True):
+        if size != 1 and step != expected:
+            return False
+        expected *= size
+    return True
+
+
+def chunks_of(shape, itemsize):
+    """Indices that cut a tensor into parts of at most CHUNK bytes, in the order of its elements."""
+    inner = itemsize
+    axis = len(shape)
+    while axis and inner * shape[axis - 1] <= CHUNK:
+        axis -= 1
+        inner *= shape[axis]
+    if not axis:
+        yield (...,)
+        return
+    step = max(1, CHUNK // inner)
+    for outer in np.ndindex(*shape[: axis - 1]):
+        for start in range(0, shape[axis - 1], step):
+            yield (*outer, slice(start, start + step))
