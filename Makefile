@@ -17,10 +17,10 @@ READY := $(VENV)/.ready-torch-$(TORCH)
 # cython-lint starts pycodestyle by name
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help demo test test-slow build lint format stubs dist clean torch-version
+.PHONY: help demo test test-slow build lint format stubs dist bench bench-html bench-check clean torch-version
 
 help:
-	@echo "demo test test-slow build lint format stubs dist clean"
+	@echo "demo test test-slow build lint format stubs dist bench bench-html bench-check clean"
 
 demo: build
 	$(PY) scripts/demo.py $(ARGS)
@@ -51,6 +51,24 @@ dist: build
 	rm -rf dist
 	$(PY) -m build --outdir dist .
 	$(PY) scripts/check_dist.py dist
+
+# asv notes the machine in the home directory; this keeps all of it in asv_bench/.asv.
+ASV := mkdir -p asv_bench/.asv && cd asv_bench && HOME=$(abspath asv_bench/.asv) $(abspath $(PY)) -m asv
+
+# Minutes. ARGS="--bench Many" runs a part, ARGS="-a rounds=9" takes more samples.
+bench: build
+	$(ASV) machine --yes
+	commit=$$(git rev-parse HEAD) && $(ASV) run -E existing --launch-method spawn --record-samples \
+	    --set-commit-hash $$commit $(ARGS)
+	$(PY) scripts/bench_table.py
+
+# Pages of what was measured, which need no network once npm has fetched their libraries
+bench-html: $(READY)
+	$(ASV) publish
+	$(PY) scripts/offline_html.py asv_bench/.asv/html
+
+bench-check: build
+	$(ASV) check -E existing
 
 clean:
 	rm -rf build dist src/*.egg-info

@@ -50,7 +50,11 @@ def random_storage(dtype, numel, seed):
     data = random.Random(seed).randbytes(numel * dtype.itemsize)
     if dtype is torch.bool:
         data = bytes(byte & 1 for byte in data)
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8).untyped_storage() if data else torch.UntypedStorage(0)
+    return (
+        torch.frombuffer(bytearray(data), dtype=torch.uint8).untyped_storage()
+        if data
+        else torch.UntypedStorage(0)
+    )
 
 
 def view(storage, dtype, offset, shape, stride):
@@ -95,7 +99,9 @@ def real(draw, pool):
 
 def with_bits(draw, pool):
     """A lazily conjugated or negated view."""
-    tensor = pool.strided(getattr(torch, draw(st.sampled_from(["complex64", "complex128", "float32", "int16"]))))
+    tensor = pool.strided(
+        getattr(torch, draw(st.sampled_from(["complex64", "complex128", "float32", "int16"])))
+    )
     if tensor.dtype.is_complex and draw(st.booleans()):
         tensor = torch._conj(tensor)
     return torch._neg_view(tensor) if draw(st.booleans()) else tensor
@@ -125,7 +131,9 @@ def layout(draw, pool):
     """A dense tensor of a common make: contiguous, transposed, channels last, expanded."""
     dtype = getattr(torch, draw(st.sampled_from(TYPED)))
     tensor = view(random_storage(dtype, 2 * 3 * 4 * 5, 1), dtype, 0, (2, 3, 4, 5), (60, 20, 5, 1))
-    how = draw(st.sampled_from(["contiguous", "transposed", "channels_last", "expanded", "diagonal"]))
+    how = draw(
+        st.sampled_from(["contiguous", "transposed", "channels_last", "expanded", "diagonal"])
+    )
     if how == "transposed":
         return tensor.transpose(1, 3)
     if how == "channels_last":
@@ -136,11 +144,16 @@ def layout(draw, pool):
 
 
 def sparse(draw, pool):
-    dtype = getattr(torch, draw(st.sampled_from(["float32", "float64", "int64", "complex64", "bool", "bfloat16"])))
+    dtype = getattr(
+        torch,
+        draw(st.sampled_from(["float32", "float64", "int64", "complex64", "bool", "bfloat16"])),
+    )
     numbers = random.Random(draw(st.integers(0, 99)))
     shape = draw(st.sampled_from([(4, 6), (8, 2), (2, 4, 4), (0, 4), (6, 6)]))
     numel = torch.Size(shape).numel()
-    dense = torch.tensor([numbers.choice([0, 0, 1, 3]) for _ in range(numel)]).reshape(shape).to(dtype)
+    dense = (
+        torch.tensor([numbers.choice([0, 0, 1, 3]) for _ in range(numel)]).reshape(shape).to(dtype)
+    )
     how = draw(st.sampled_from(["coo", "uncoalesced", "hybrid", "csr", "csc", "bsr", "bsc"]))
     if how == "coo" or not numel:
         return dense.to_sparse()
@@ -158,7 +171,9 @@ def quantized(draw, pool):
     dtype = getattr(torch, draw(st.sampled_from(QUANTIZED)))
     tensor = torch.linspace(-3, 3, 24).reshape(2, 3, 4)
     if draw(st.booleans()):
-        made = torch.quantize_per_tensor(tensor, draw(st.floats(0.01, 2)), draw(st.integers(0, 100)), dtype)
+        made = torch.quantize_per_tensor(
+            tensor, draw(st.floats(0.01, 2)), draw(st.integers(0, 100)), dtype
+        )
         return made.transpose(0, 2) if draw(st.booleans()) else made
     axis = draw(st.integers(0, 2))
     scales = torch.linspace(0.1, 1, tensor.shape[axis], dtype=torch.float64)
@@ -196,7 +211,9 @@ NUMBERS = st.one_of(
     st.complex_numbers(),
 )
 TEXT = st.one_of(st.text(max_size=9), st.sampled_from(["", "x" * 300, "\ud800", "grüße", "a\nb"]))
-HASHABLE = st.one_of(st.integers(), TEXT, st.binary(max_size=9), st.none(), st.tuples(st.integers(), TEXT))
+HASHABLE = st.one_of(
+    st.integers(), TEXT, st.binary(max_size=9), st.none(), st.tuples(st.integers(), TEXT)
+)
 PLAIN = st.one_of(
     st.none(),
     NUMBERS,
@@ -210,11 +227,13 @@ PLAIN = st.one_of(
     st.datetimes(),
     st.timedeltas(),
     st.decimals(allow_nan=False),
-    st.just(datetime.timezone.utc),
+    st.just(datetime.UTC),
     st.just(pathlib.PurePosixPath("/a/b")),
     st.just(decimal.Decimal("1e-999")),
     st.uuids(),
-    st.sampled_from([torch.float32, torch.bfloat16, torch.Size([2, 3]), torch.Size([]), torch.device("cuda", 1)]),
+    st.sampled_from(
+        [torch.float32, torch.bfloat16, torch.Size([2, 3]), torch.Size([]), torch.device("cuda", 1)]
+    ),
     st.sampled_from([torch.strided, torch.sparse_csr, torch.per_tensor_affine]),
 )
 
@@ -260,3 +279,50 @@ def materialized(shape, draw, pool):
         for key, value in shape.items():
             shape[key] = materialized(value, draw, pool)
     return shape
+
+
+def one_of_each():
+    """A dict of a tensor of every kind, by a short name, and some text."""
+    shared = torch.arange(24.0)
+    return {
+        "weight": torch.randn(300, 5),
+        "views": [shared[3:], shared.view(4, 6).t(), shared[:2].expand(3, 2)],
+        "parameter": nn.Parameter(torch.ones(2)),
+        "half": torch.ones(3, dtype=torch.bfloat16),
+        "conj": torch.view_as_complex(torch.randn(3, 2)).conj(),
+        "sparse": torch.eye(3).to_sparse(),
+        "csr": torch.eye(3).to_sparse_csr(),
+        "quantized": torch.quantize_per_tensor(torch.ones(3), 0.5, 1, torch.qint8),
+        "channels": torch.quantize_per_channel(
+            torch.ones(3, 2), torch.ones(3), torch.zeros(3), 0, torch.quint8
+        ),
+        "nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        "empty": torch.empty(0, 5),
+        "scalar": torch.tensor(5),
+        "meta": torch.empty(2, 3, device="meta"),
+        "storage": torch.ones(2).storage(),
+        "integers": torch.arange(5, dtype=torch.int32),
+        "text": "text",
+    }
+
+
+class Dripping(io.RawIOBase):
+    """A seekable file of our own that gives a few bytes at a time."""
+
+    def __init__(self, data):
+        self.file = io.BytesIO(data)
+
+    def readable(self):
+        return True
+
+    def seekable(self):
+        return True
+
+    def seek(self, *args):
+        return self.file.seek(*args)
+
+    def tell(self):
+        return self.file.tell()
+
+    def readinto(self, view):
+        return self.file.readinto(memoryview(view)[:1000])

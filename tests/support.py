@@ -32,7 +32,9 @@ def same(expected, actual, path="obj", memo=None):
         if hasattr(expected, "__dict__"):
             same(vars(expected), vars(actual), f"vars({path})", memo)
     elif isinstance(expected, (list, tuple, collections.deque)):
-        assert len(expected) == len(actual), f"{path}: {len(actual)} items instead of {len(expected)}"
+        assert len(expected) == len(actual), (
+            f"{path}: {len(actual)} items instead of {len(expected)}"
+        )
         for i, (a, b) in enumerate(zip(expected, actual, strict=True)):
             same(a, b, f"{path}[{i}]", memo)
     elif isinstance(expected, torch.storage.TypedStorage):
@@ -56,7 +58,15 @@ def same(expected, actual, path="obj", memo=None):
 
 
 def same_tensor(expected, actual, path, memo):
-    for name in ("dtype", "layout", "device", "requires_grad", "is_leaf", "is_quantized", "is_nested"):
+    for name in (
+        "dtype",
+        "layout",
+        "device",
+        "requires_grad",
+        "is_leaf",
+        "is_quantized",
+        "is_nested",
+    ):
         assert getattr(expected, name) == getattr(actual, name), f"{path}.{name}"
     if expected.is_nested:
         same(expected.values(), actual.values(), f"{path}.values()", {})
@@ -78,11 +88,23 @@ def parts_of(tensor):
     """The plain tensors and numbers that a tensor of another layout consists of; {} for a strided one."""
     tensor = tensor.detach()
     if tensor.layout is torch.sparse_coo:
-        return {"indices": tensor._indices(), "values": tensor._values(), "coalesced": tensor.is_coalesced()}
+        return {
+            "indices": tensor._indices(),
+            "values": tensor._values(),
+            "coalesced": tensor.is_coalesced(),
+        }
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return {"crow": tensor.crow_indices(), "col": tensor.col_indices(), "values": tensor.values()}
+        return {
+            "crow": tensor.crow_indices(),
+            "col": tensor.col_indices(),
+            "values": tensor.values(),
+        }
     if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return {"ccol": tensor.ccol_indices(), "row": tensor.row_indices(), "values": tensor.values()}
+        return {
+            "ccol": tensor.ccol_indices(),
+            "row": tensor.row_indices(),
+            "values": tensor.values(),
+        }
     if tensor.is_quantized:
         per_tensor = tensor.qscheme() == torch.per_tensor_affine
         how = (
@@ -99,13 +121,17 @@ def parts_of(tensor):
 
 
 def same_storage(expected, actual, path, memo):
-    assert expected.nbytes() == actual.nbytes(), f"{path}: {actual.nbytes()} bytes instead of {expected.nbytes()}"
+    assert expected.nbytes() == actual.nbytes(), (
+        f"{path}: {actual.nbytes()} bytes instead of {expected.nbytes()}"
+    )
     assert expected.device == actual.device, path
     if not expected.nbytes() or expected.device.type == "meta":
         return
     key = ("storage", expected._cdata)
     if key in memo:
-        assert memo[key] == actual._cdata, f"{path}: not the storage that it shares with another tensor"
+        assert memo[key] == actual._cdata, (
+            f"{path}: not the storage that it shares with another tensor"
+        )
         return
     memo[key] = actual._cdata
     memo[("alive", expected._cdata)] = (expected, actual)

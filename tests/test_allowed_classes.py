@@ -5,13 +5,14 @@ import dataclasses
 import enum
 import pickle
 
-import fastckpt
 import pytest
 import torch
-from objects import saved, torch_loads
-from support import QUIET, same
 from torch import nn
 from torch.serialization import add_safe_globals, clear_safe_globals, get_safe_globals
+
+import fastckpt
+from objects import saved, torch_loads
+from support import QUIET, same
 from ziprewrite import records_of, rewritten
 
 pytestmark = QUIET
@@ -101,12 +102,21 @@ class Noted(torch.Tensor):
         return torch._tensor._rebuild_from_type_v2, (
             torch._utils._rebuild_tensor_v2,
             Noted,
-            (self.untyped_typed(), 0, tuple(self.shape), self.stride(), False, collections.OrderedDict()),
+            (
+                self.untyped_typed(),
+                0,
+                tuple(self.shape),
+                self.stride(),
+                False,
+                collections.OrderedDict(),
+            ),
             {"note": "set by hand"},
         )
 
     def untyped_typed(self):
-        return torch.storage.TypedStorage(wrap_storage=self.untyped_storage(), dtype=self.dtype, _internal=True)
+        return torch.storage.TypedStorage(
+            wrap_storage=self.untyped_storage(), dtype=self.dtype, _internal=True
+        )
 
     def __setstate__(self, state):
         self.note = state["note"].upper()
@@ -153,7 +163,10 @@ ALLOWED = {
     "tensor subclass": (lambda: torch.ones(3).as_subclass(Subclass), [Subclass]),
     "tensor subclass with setstate": (noted, [Noted]),
     "module": (lambda: nn.Linear(2, 3), [nn.Linear]),
-    "nested": (lambda: Settings(Color.RED, [Point(torch.ones(1), Settings(1, None))]), [Settings, Color, Point]),
+    "nested": (
+        lambda: Settings(Color.RED, [Point(torch.ones(1), Settings(1, None))]),
+        [Settings, Color, Point],
+    ),
     "uninitialized parameter": (lambda: [nn.UninitializedParameter()], [nn.UninitializedParameter]),
 }
 
@@ -170,7 +183,11 @@ def parts(obj):
         return [type(obj), obj.tensor, obj.text]
     if isinstance(obj, (list, tuple)):
         return [type(obj), *map(parts, obj), getattr(obj, "name", None)]
-    if hasattr(obj, "__dict__") and not isinstance(obj, (type, torch.Tensor, enum.Enum)) and not callable(obj):
+    if (
+        hasattr(obj, "__dict__")
+        and not isinstance(obj, (type, torch.Tensor, enum.Enum))
+        and not callable(obj)
+    ):
         return [type(obj), dict(vars(obj))]
     return obj
 
@@ -195,7 +212,9 @@ class TestAllowed:
             add_safe_globals(some)
             with pytest.raises(fastckpt.UnsafePickleError) as caught:
                 fastckpt.load(data)
-            assert caught.value.qualname not in [f"{cls.__module__}.{cls.__qualname__}" for cls in some]
+            assert caught.value.qualname not in [
+                f"{cls.__module__}.{cls.__qualname__}" for cls in some
+            ]
 
     def test_allowed(self, name, legacy):
         make, allowed = ALLOWED[name]
@@ -241,13 +260,25 @@ def test_attributes_that_are_torchs_own():
     tensor = torch.ones(3).as_subclass(Named)
     tensor.name = "mine"
     assert fastckpt.load(saved([tensor]))[0].name == "mine"
-    for make, attribute in ((Subclass, "name"), (Named, "grad"), (torch.Tensor, "data"), (Named, "__class__")):
+    for make, attribute in (
+        (Subclass, "name"),
+        (Named, "grad"),
+        (torch.Tensor, "data"),
+        (Named, "__class__"),
+    ):
         tensor = torch.ones(3).as_subclass(make)
         tensor.a_name = 5
         old = records_of(saved([tensor]))["data.pkl"]
-        new = old.replace(b"X\x06\0\0\0a_name", b"X" + len(attribute).to_bytes(4, "little") + attribute.encode())
-        data = rewritten(saved([tensor]), change=lambda name, content, old=old, new=new: new if content == old else content)
-        with pytest.raises(fastckpt.UnsafePickleError, match=f"the attribute {attribute!r} of a tensor"):
+        new = old.replace(
+            b"X\x06\0\0\0a_name", b"X" + len(attribute).to_bytes(4, "little") + attribute.encode()
+        )
+        data = rewritten(
+            saved([tensor]),
+            change=lambda name, content, old=old, new=new: new if content == old else content,
+        )
+        with pytest.raises(
+            fastckpt.UnsafePickleError, match=f"the attribute {attribute!r} of a tensor"
+        ):
             fastckpt.load(data)
 
 
@@ -270,7 +301,11 @@ def test_refusal_says_what_where_and_what_to_do(tmp_path):
         fastckpt.load(path)
     error = caught.value
     assert isinstance(error, pickle.UnpicklingError)
-    assert (error.qualname, error.path, error.record) == (f"{__name__}.Settings", str(path), "data.pkl")
+    assert (error.qualname, error.path, error.record) == (
+        f"{__name__}.Settings",
+        str(path),
+        "data.pkl",
+    )
     for words in (str(path), f"{__name__}.Settings", "data.pkl", "nothing was run", "unknown='opaque'",
                   "torch.serialization.add_safe_globals", "weights_only=False"):  # fmt: skip
         assert words in str(error)
@@ -279,7 +314,7 @@ def test_refusal_says_what_where_and_what_to_do(tmp_path):
 @pytest.mark.parametrize("factory", [zeros, torch.Size, Settings], ids=lambda f: f.__name__)
 def test_default_dict_of_a_factory_that_is_not_plain(factory):
     data = saved(collections.defaultdict(factory, a=torch.ones(2)))
-    with pytest.raises(fastckpt.UnsafePickleError, match="defaultdict|zeros|Settings"):
+    with pytest.raises(fastckpt.UnsafePickleError, match=r"defaultdict|zeros|Settings"):
         fastckpt.load(data)
 
 
@@ -289,13 +324,20 @@ def test_default_dict_of_a_factory_that_is_not_plain(factory):
 class TestOpaque:
     def test_keeps_tensors(self):
         storage = torch.arange(6.0)
-        obj = {"settings": Settings(0.5, storage[2:]), "tensor": storage, "point": Point(storage, 3)}
+        obj = {
+            "settings": Settings(0.5, storage[2:]),
+            "tensor": storage,
+            "point": Point(storage, 3),
+        }
         loaded = fastckpt.load(saved(obj), unknown="opaque")
         same(storage, loaded["tensor"])
         settings = loaded["settings"]
         assert settings.qualname == f"{__name__}.Settings"
         same({"rate": 0.5, "weights": storage[2:]}, settings.state)
-        assert settings.state["weights"].untyped_storage().data_ptr() == loaded["tensor"].untyped_storage().data_ptr()
+        assert (
+            settings.state["weights"].untyped_storage().data_ptr()
+            == loaded["tensor"].untyped_storage().data_ptr()
+        )
         same((storage, 3), loaded["point"].args)
 
     def test_twice_is_one(self):
@@ -304,7 +346,9 @@ class TestOpaque:
         assert one is two
 
     def test_items_and_pairs(self):
-        found = fastckpt.load(saved([items(), collections.defaultdict(zeros, a=torch.ones(2))]), unknown="opaque")
+        found = fastckpt.load(
+            saved([items(), collections.defaultdict(zeros, a=torch.ones(2))]), unknown="opaque"
+        )
         same([torch.ones(2), 5], found[0].items)
         assert found[0].state == {"name": "name"}
         assert found[1].qualname == "collections.defaultdict"

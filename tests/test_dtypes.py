@@ -2,10 +2,11 @@
 
 import sys
 
-import fastckpt
 import numpy as np
 import pytest
 import torch
+
+import fastckpt
 from fastckpt.dtypes import CODE_BY_NAME, DTYPES, numpy_dtype
 from objects import DENSE, random_storage, saved, torch_loads, view
 from support import QUIET, same
@@ -34,7 +35,9 @@ def bits(tensor):
     size = tensor.element_size()
     whole = np.array(raw, np.uint8).reshape(-1, size)
     index = np.lib.stride_tricks.as_strided(
-        np.arange(tensor.storage_offset(), len(whole)), tensor.shape, [8 * n for n in tensor.stride()]
+        np.arange(tensor.storage_offset(), len(whole)),
+        tensor.shape,
+        [8 * n for n in tensor.stride()],
     )
     return whole[index].tobytes()
 
@@ -81,7 +84,14 @@ def test_numpy_has_the_same_values(name):
     np.testing.assert_array_equal(array, tensor.numpy())
 
 
-ML_DTYPES = ["bfloat16", "float8_e5m2", "float8_e4m3fn", "float8_e5m2fnuz", "float8_e4m3fnuz", "float8_e8m0fnu"]
+ML_DTYPES = [
+    "bfloat16",
+    "float8_e5m2",
+    "float8_e4m3fn",
+    "float8_e5m2fnuz",
+    "float8_e4m3fnuz",
+    "float8_e8m0fnu",
+]
 
 
 @pytest.mark.parametrize("name", [name for name in ML_DTYPES if name in DENSE])
@@ -97,7 +107,9 @@ def test_ml_dtypes_has_the_same_values(name):
 class TestBigEndian:
     def test_torch(self, name):
         tensor = tensor_of(name)
-        data = big_endian(saved({"a": tensor, "b": tensor[1:]}), {"0": DTYPES[CODE_BY_NAME[name]].unit})
+        data = big_endian(
+            saved({"a": tensor, "b": tensor[1:]}), {"0": DTYPES[CODE_BY_NAME[name]].unit}
+        )
         for options in ({}, {"threads": 1}):
             same({"a": tensor, "b": tensor[1:]}, fastckpt.load(data, **options))
 
@@ -130,7 +142,9 @@ def test_big_endian_seen_in_two_sizes():
 
 @pytest.mark.parametrize("order", [b"middle", b"", b"Little", b"\xff"])
 def test_unknown_byte_order(order):
-    data = rewritten(saved([torch.ones(3)]), change=lambda name, old: order if name == "byteorder" else old)
+    data = rewritten(
+        saved([torch.ones(3)]), change=lambda name, old: order if name == "byteorder" else old
+    )
     with pytest.raises(fastckpt.FormatError, match="byteorder"):
         fastckpt.load(data)
 
@@ -139,10 +153,18 @@ QUANTIZED_MAKERS = {
     "qint8": lambda t: torch.quantize_per_tensor(t, 0.5, 3, torch.qint8),
     "quint8": lambda t: torch.quantize_per_tensor(t, 0.5, 3, torch.quint8),
     "qint32": lambda t: torch.quantize_per_tensor(t, 0.5, 3, torch.qint32),
-    "per channel": lambda t: torch.quantize_per_channel(t, torch.ones(4), torch.arange(4), 0, torch.qint8),
-    "float zero points": lambda t: torch.quantize_per_channel(t, torch.ones(4), torch.rand(4), 0, torch.quint8),
-    "quint4x2": lambda t: torch.quantize_per_channel(t, torch.ones(4), torch.rand(4), 0, torch.quint4x2),
-    "quint2x4": lambda t: torch.quantize_per_channel(t, torch.ones(4), torch.rand(4), 0, torch.quint2x4),
+    "per channel": lambda t: torch.quantize_per_channel(
+        t, torch.ones(4), torch.arange(4), 0, torch.qint8
+    ),
+    "float zero points": lambda t: torch.quantize_per_channel(
+        t, torch.ones(4), torch.rand(4), 0, torch.quint8
+    ),
+    "quint4x2": lambda t: torch.quantize_per_channel(
+        t, torch.ones(4), torch.rand(4), 0, torch.quint4x2
+    ),
+    "quint2x4": lambda t: torch.quantize_per_channel(
+        t, torch.ones(4), torch.rand(4), 0, torch.quint2x4
+    ),
 }
 
 
@@ -157,7 +179,9 @@ class TestQuantized:
         assert loaded.untyped_storage().tolist() == tensor.untyped_storage().tolist()
 
     def test_numpy_has_none(self, maker, legacy):
-        data = saved([QUANTIZED_MAKERS[maker](torch.linspace(-3, 3, 32).reshape(4, 8)), 5], legacy=legacy)
+        data = saved(
+            [QUANTIZED_MAKERS[maker](torch.linspace(-3, 3, 32).reshape(4, 8)), 5], legacy=legacy
+        )
         with pytest.raises(fastckpt.UnsupportedError, match="NumPy has nothing for"):
             fastckpt.load(data, framework="numpy")
         opaque, five = fastckpt.load(data, framework="numpy", unknown="opaque")
@@ -176,10 +200,16 @@ def test_dtypes_as_objects(name):
 LACKING = [row.name for row in DTYPES if not hasattr(torch, row.name)]
 
 
-@pytest.mark.parametrize("name", LACKING or [pytest.param("", marks=pytest.mark.skip("this torch has them all"))])
+@pytest.mark.parametrize(
+    "name", LACKING or [pytest.param("", marks=pytest.mark.skip("this torch has them all"))]
+)
 def test_a_dtype_that_this_torch_lacks(name):
     def change(record, content):
-        return content.replace(b"float8_e5m2\n", f"{name}\n".encode()) if record == "data.pkl" else content
+        return (
+            content.replace(b"float8_e5m2\n", f"{name}\n".encode())
+            if record == "data.pkl"
+            else content
+        )
 
     data = rewritten(saved([tensor_of("float8_e5m2")]), change=change)
     with pytest.raises(fastckpt.UnsupportedError, match=f"has no {name}; a newer torch does"):
@@ -200,7 +230,9 @@ VIEWS = {
 @pytest.mark.parametrize("name", ["complex64", "complex128"])
 def test_numpy_of_a_view(name, how):
     tensor = VIEWS[how](torch.randn(3, 2, dtype=getattr(torch, name)))
-    np.testing.assert_array_equal(fastckpt.load(saved(tensor), framework="numpy"), tensor.resolve_conj().resolve_neg())
+    np.testing.assert_array_equal(
+        fastckpt.load(saved(tensor), framework="numpy"), tensor.resolve_conj().resolve_neg()
+    )
 
 
 @pytest.mark.parametrize("installed", [True, False], ids=["with ml_dtypes", "without"])
@@ -211,7 +243,13 @@ def test_numpy_of_a_view_of_bits(name, installed, monkeypatch):
         monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     if installed and name == "bfloat16":
         pytest.importorskip("ml_dtypes")
-        assert fastckpt.load(saved(tensor), framework="numpy").astype(float).tolist() == [-1, -1, -1]
+        assert fastckpt.load(saved(tensor), framework="numpy").astype(float).tolist() == [
+            -1,
+            -1,
+            -1,
+        ]
         return
-    with pytest.raises(fastckpt.UnsupportedError, match=f"view of {name}, of which NumPy has the bits only"):
+    with pytest.raises(
+        fastckpt.UnsupportedError, match=f"view of {name}, of which NumPy has the bits only"
+    ):
         fastckpt.load(saved(tensor), framework="numpy")

@@ -2,17 +2,20 @@
 
 import warnings
 
-import fastckpt
 import pytest
 import torch
+from torch import nn
+
+import fastckpt
 from objects import saved, torch_loads
 from support import QUIET, same
-from torch import nn
 from ziprewrite import records_of, tagged, with_damage
 
 pytestmark = QUIET
 
-WITHOUT_CUDA = pytest.mark.skipif("torch.cuda.is_available()", reason="a machine without CUDA is needed")
+WITHOUT_CUDA = pytest.mark.skipif(
+    "torch.cuda.is_available()", reason="a machine without CUDA is needed"
+)
 
 
 def example():
@@ -54,7 +57,9 @@ MAPS = {
     "meta": "meta",
     "torch.device meta": torch.device("meta"),
     "dict to meta": {"cpu": "meta"},
-    "callable to meta": lambda storage, location: torch.UntypedStorage(storage.nbytes(), device="meta"),
+    "callable to meta": lambda storage, location: torch.UntypedStorage(
+        storage.nbytes(), device="meta"
+    ),
 }
 # torch itself takes no device in a dict, and bytes are no location of its own.
 NOT_TORCH = ("dict of devices", "bytes")
@@ -84,7 +89,9 @@ def test_callable_sees_storages_and_tags(legacy):
 
 def test_callable_is_called_once_for_a_storage():
     seen, storage = [], torch.arange(6)
-    fastckpt.load(saved([storage[2:], storage[:3], storage]), lambda s, location: seen.append(s) or s)
+    fastckpt.load(
+        saved([storage[2:], storage[:3], storage]), lambda s, location: seen.append(s) or s
+    )
     assert len(seen) == 1
 
 
@@ -106,7 +113,9 @@ def test_errors_of_a_callable_are_its_own(kind):
 
 @pytest.mark.parametrize("location", [5, 1.5, ["cpu"], object()], ids=repr)
 def test_nonsense(location):
-    with pytest.raises(TypeError, match="map_location is a .*; None, a device, a dict or a callable is expected"):
+    with pytest.raises(
+        TypeError, match=r"map_location is a .*; None, a device, a dict or a callable is expected"
+    ):
         fastckpt.load(saved([torch.ones(2)]), location)
 
 
@@ -143,7 +152,11 @@ def test_meta_of_every_layout():
     for tensor in obj:
         loaded = fastckpt.load(saved([tensor]), "meta")[0]
         assert loaded.device.type == "meta"
-        assert (loaded.shape, loaded.dtype, loaded.layout) == (tensor.shape, tensor.dtype, tensor.layout)
+        assert (loaded.shape, loaded.dtype, loaded.layout) == (
+            tensor.shape,
+            tensor.dtype,
+            tensor.layout,
+        )
 
 
 def test_quantized_tensors_have_no_meta():
@@ -161,7 +174,18 @@ def test_meta_into_a_module():
 
 # -- devices that are not here -----------------------------------------------------------------------------------------
 
-ABSENT = ["cuda:7", "cuda", "mps", "xpu:0", "hpu:1", "npu:3", "privateuseone:0", "some backend", "cpu:0", ""]
+ABSENT = [
+    "cuda:7",
+    "cuda",
+    "mps",
+    "xpu:0",
+    "hpu:1",
+    "npu:3",
+    "privateuseone:0",
+    "some backend",
+    "cpu:0",
+    "",
+]
 
 
 @WITHOUT_CUDA
@@ -188,7 +212,9 @@ class TestAbsent:
             fastckpt.load(data, target)
 
     def test_arrays_know_no_devices(self, location):
-        assert fastckpt.load(tagged(saved(torch.ones(2)), location), framework="numpy").tolist() == [1, 1]
+        assert fastckpt.load(
+            tagged(saved(torch.ones(2)), location), framework="numpy"
+        ).tolist() == [1, 1]
 
     def test_meta(self, location):
         assert fastckpt.load(tagged(saved(torch.ones(2)), location), "meta").is_meta
@@ -198,15 +224,19 @@ class TestAbsent:
 def test_each_absent_device_is_named_once(monkeypatch):
     tensors = {f"cuda:{n}": torch.full((3,), n) for n in range(3)}
     tags = {t.untyped_storage().data_ptr(): location for location, t in tensors.items()}
-    monkeypatch.setattr(torch.serialization, "location_tag", lambda storage: tags[storage.data_ptr()])
+    monkeypatch.setattr(
+        torch.serialization, "location_tag", lambda storage: tags[storage.data_ptr()]
+    )
     data = saved([[t, t[1:]] for t in tensors.values()])
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="come out on the CPU") as caught:
         fastckpt.load(data)
     assert [str(w.message).split("'")[1] for w in caught] == list(tensors)
 
 
 @WITHOUT_CUDA
-@pytest.mark.parametrize("location", ["cuda", "cuda:1", torch.device("cuda", 1), {"cpu": "cuda:0"}], ids=repr)
+@pytest.mark.parametrize(
+    "location", ["cuda", "cuda:1", torch.device("cuda", 1), {"cpu": "cuda:0"}], ids=repr
+)
 def test_an_absent_device_that_is_asked_for(location):
     with pytest.raises(RuntimeError, match="CUDA"):
         fastckpt.load(saved([torch.ones(2)]), location)
@@ -235,7 +265,9 @@ def test_a_backend_of_the_users(monkeypatch):
 
 
 @pytest.mark.skipif("not torch.cuda.is_available()", reason="CUDA is needed")
-@pytest.mark.parametrize("how", ["cuda", "cuda:0", torch.device("cuda"), {"cpu": "cuda:0"}], ids=repr)
+@pytest.mark.parametrize(
+    "how", ["cuda", "cuda:0", torch.device("cuda"), {"cpu": "cuda:0"}], ids=repr
+)
 def test_cuda(how):
     data = saved(example())
     same(torch_loads(data, how), fastckpt.load(data, how))

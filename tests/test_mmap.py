@@ -5,10 +5,11 @@ import io
 import os
 import sys
 
-import fastckpt
 import numpy as np
 import pytest
 import torch
+
+import fastckpt
 from objects import saved, torch_loads
 from support import QUIET, same
 from ziprewrite import big_endian, rewritten, with_damage
@@ -36,7 +37,11 @@ def write(path, data):
 
 def example():
     shared = torch.arange(100.0, dtype=torch.float64)
-    return {"a": torch.randn(50, 4), "views": [shared[3:], shared.view(10, 10).t()], "b": torch.ones(7, dtype=torch.int8)}
+    return {
+        "a": torch.randn(50, 4),
+        "views": [shared[3:], shared.view(10, 10).t()],
+        "b": torch.ones(7, dtype=torch.int8),
+    }
 
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
@@ -138,7 +143,10 @@ def test_what_cannot_be_used_where_it_lies_is_read(how, tmp_path):
 @pytest.mark.parametrize("shift", range(1, 9))
 def test_alignment_of_legacy_storages(shift, tmp_path):
     """They lie wherever the pickle before them ends."""
-    obj = {"x" * shift: torch.arange(5.0, dtype=torch.float64), "c": torch.ones(3, dtype=torch.complex128)}
+    obj = {
+        "x" * shift: torch.arange(5.0, dtype=torch.float64),
+        "c": torch.ones(3, dtype=torch.complex128),
+    }
     path = write(tmp_path / "file.pt", saved(obj, legacy=True))
     loaded = fastckpt.load(path, mmap=True)
     same(obj, loaded)
@@ -174,7 +182,9 @@ def test_many_storages_have_one_mapping(tmp_path):
     assert sum(t.sum() for t in loaded) == 40_000
 
 
-@pytest.mark.parametrize("copy", [torch.clone, lambda t: t.numpy().copy(), lambda t: torch.tensor(t.tolist())])
+@pytest.mark.parametrize(
+    "copy", [torch.clone, lambda t: t.numpy().copy(), lambda t: torch.tensor(t.tolist())]
+)
 def test_copies_need_no_file(copy, tmp_path):
     path = write(tmp_path / "file.pt", saved([torch.arange(5.0)]))
     loaded = fastckpt.load(path, mmap=True)

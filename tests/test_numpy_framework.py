@@ -6,13 +6,14 @@ import os
 import subprocess
 import sys
 
-import fastckpt
 import numpy as np
 import pytest
 import torch
+from torch import nn
+
+import fastckpt
 from objects import saved
 from support import QUIET, same
-from torch import nn
 
 pytestmark = QUIET
 
@@ -53,7 +54,13 @@ PLAIN = {
     "none": None,
     "numbers": [1, 2**70, 1.5, True, 2j],
     "text": {"a": "b", 5: b"bytes"},
-    "containers": (collections.OrderedDict(a=1), {1, 2}, frozenset("a"), collections.deque([1], 3), collections.Counter("aab")),
+    "containers": (
+        collections.OrderedDict(a=1),
+        {1, 2},
+        frozenset("a"),
+        collections.deque([1], 3),
+        collections.Counter("aab"),
+    ),
     "dates": [datetime.date(2020, 1, 2), datetime.timedelta(3)],
     "arrays": [np.arange(3), np.float32(1.5), np.dtype("i4")],
     "range": range(3),
@@ -94,14 +101,19 @@ NO_TWIN = {
     "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
     "meta": lambda: torch.empty(2, device="meta"),
     "qint8": lambda: torch.quantize_per_tensor(torch.ones(3), 0.5, 1, torch.qint8),
-    "quint8": lambda: torch.quantize_per_channel(torch.ones(3, 2), torch.ones(3), torch.zeros(3), 0, torch.quint8),
+    "quint8": lambda: torch.quantize_per_channel(
+        torch.ones(3, 2), torch.ones(3), torch.zeros(3), 0, torch.quint8
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", NO_TWIN)
 class TestNoTwin:
     def test_named(self, kind):
-        with pytest.raises(fastckpt.UnsupportedError, match=f"NumPy has nothing for a {kind} tensor; framework='torch' has"):
+        with pytest.raises(
+            fastckpt.UnsupportedError,
+            match=f"NumPy has nothing for a {kind} tensor; framework='torch' has",
+        ):
             load([NO_TWIN[kind]()])
 
     def test_parts(self, kind):
@@ -156,6 +168,10 @@ else:
     for below in ("0", ""):
         environment = {**os.environ, "FASTCKPT_SERIAL_BELOW": below}
         done = subprocess.run(
-            [sys.executable, "-c", code, str(path)], env=environment, capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", code, str(path)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert done.returncode == 0, done.stderr

@@ -7,9 +7,10 @@ import sys
 import textwrap
 import threading
 
-import fastckpt
 import pytest
 import torch
+
+import fastckpt
 from objects import saved
 from support import QUIET, same
 
@@ -80,8 +81,9 @@ import torch, fastckpt
 path = sys.argv[1]
 
 def load():
+    # Looked at through NumPy: an operation of torch's in a child hangs where its parent had one.
     loaded = fastckpt.load(path, threads=3)
-    assert loaded["a"].sum().item() == sum(range(1 << 16)) and len(loaded["b"]) == 100
+    assert loaded["a"].numpy().sum() == sum(range(1 << 16)) and len(loaded["b"]) == 100
     return loaded
 
 def in_child(work):
@@ -95,7 +97,7 @@ def in_child(work):
             traceback.print_exc()
         finally:
             os._exit(1)
-    for _ in range(1200):
+    for _ in range(400):
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             assert status == 0, status
@@ -114,13 +116,14 @@ FORKS = {
     "what was loaded before is there in the child": """
 loaded = load()
 def look():
-    assert loaded["a"].sum().item() == sum(range(1 << 16))
-    loaded["a"].zero_()
+    assert loaded["a"].numpy().sum() == sum(range(1 << 16))
+    loaded["a"].numpy()[:] = 0
 in_child(look)
-assert loaded["a"].sum().item() == sum(range(1 << 16))
+assert loaded["a"].numpy().sum() == sum(range(1 << 16))
 """,
     "while another thread loads": """
 import threading
+load()  # what is imported while a process forks stays locked in the child
 stop = []
 def forever():
     while not stop:
@@ -149,14 +152,20 @@ def test_fork(how, tmp_path):
     torch.save({"a": torch.arange(1 << 16), "b": [torch.ones(3)] * 100}, path)
     code = PRELUDE + textwrap.dedent(FORKS[how])
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, str(path)], capture_output=True, text=True, timeout=240
+        [sys.executable, "-W", "ignore", "-c", code, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow
 def test_huge(tmp_path):
-    obj = [torch.arange(200 << 20, dtype=torch.uint8), *(torch.full((7,), i) for i in range(10_000))]
+    obj = [
+        torch.arange(200 << 20, dtype=torch.uint8),
+        *(torch.full((7,), i) for i in range(10_000)),
+    ]
     path = tmp_path / "file.pt"
     torch.save(obj, path)
     for threads in (1, 2, 7):

@@ -231,3 +231,10 @@ def test_huge_views():
     runs = runs_of(View(2**61, (1,), (2**61,)), 1)
     assert (runs.starts.tolist(), runs.span) == ([2**61], 1)
     assert operator.index(runs.starts[0]) == 2**61
+
+
+def test_strides_of_single_elements():
+    """What was contiguous stays so to the letter: a stride of 0 where there is one element keeps torch from viewing it as bytes."""
+    for shape in ((1,), (1, 5), (5, 1), (3, 1, 4), (1, 1), (2, 3, 1, 1)):
+        stride = torch.empty(shape).stride()
+        assert runs_of(View(0, shape, stride), 4).stride == stride

@@ -4,10 +4,11 @@ import io
 import os
 from unittest import mock
 
-import fastckpt
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+import fastckpt
 from objects import saved, saved_objects, torch_loads
 from support import QUIET, same
 

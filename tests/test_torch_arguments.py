@@ -5,12 +5,13 @@ import io
 import pickle
 import warnings
 
-import fastckpt
 import pytest
 import torch
+from torch import nn
+
+import fastckpt
 from objects import saved, torch_loads
 from support import QUIET, same
-from torch import nn
 from ziprewrite import big_endian, rewritten, swapped
 
 pytestmark = QUIET
@@ -19,13 +20,22 @@ THEIRS = inspect.signature(torch.load).parameters
 OURS = inspect.signature(fastckpt.load).parameters
 
 
-@pytest.mark.parametrize("name", [name for name in THEIRS if THEIRS[name].kind is not inspect.Parameter.VAR_KEYWORD])
+@pytest.mark.parametrize(
+    "name", [name for name in THEIRS if THEIRS[name].kind is not inspect.Parameter.VAR_KEYWORD]
+)
 def test_signature(name):
     assert OURS[name].kind == THEIRS[name].kind
     assert list(OURS)[:3] == list(THEIRS)[:3]
 
 
-@pytest.mark.parametrize("name", [name for name in inspect.signature(pickle.Unpickler).parameters if name not in ("file", "buffers")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in inspect.signature(pickle.Unpickler).parameters
+        if name not in ("file", "buffers")
+    ],
+)
 def test_arguments_of_the_unpickler(name):
     assert OURS[name].kind is inspect.Parameter.KEYWORD_ONLY
 
@@ -75,7 +85,9 @@ def test_nonsense(keyword, value, error, message):
         fastckpt.load(saved([torch.ones(2)]), **{keyword: value})
 
 
-@pytest.mark.parametrize("keywords", [{"map_location": "cuda"}, {"map_location": {}}, {"weights_only": False}], ids=repr)
+@pytest.mark.parametrize(
+    "keywords", [{"map_location": "cuda"}, {"map_location": {}}, {"weights_only": False}], ids=repr
+)
 def test_numpy_has_no_torch_arguments(keywords):
     with pytest.raises(TypeError, match="framework='numpy'"):
         fastckpt.load(saved([torch.ones(2)]), framework="numpy", **keywords)
@@ -205,10 +217,16 @@ def test_no_fix_imports():
 @pytest.mark.parametrize("order", ["LITTLE", "BIG", "NATIVE"])
 def test_default_endianness(order, monkeypatch):
     """It is asked for files that do not say it: those of torch before 2.1."""
-    from torch.serialization import LoadEndianness, get_default_load_endianness, set_default_load_endianness
+    from torch.serialization import (
+        LoadEndianness,
+        get_default_load_endianness,
+        set_default_load_endianness,
+    )
 
     before = get_default_load_endianness()
-    data = rewritten(saved([torch.arange(5)]), change=lambda name, old: None if name == "byteorder" else old)
+    data = rewritten(
+        saved([torch.arange(5)]), change=lambda name, old: None if name == "byteorder" else old
+    )
     big = rewritten(data, change=lambda name, old: swapped(old, 8) if name == "data/0" else old)
     try:
         set_default_load_endianness(getattr(LoadEndianness, order))

@@ -401,6 +401,35 @@ def test_calls_in_calls():
             pass
 
 
+def test_attributes_that_nest_deep():
+    """Whole they load; a tensor that is read alone is refused."""
+    rebuild = emit(Name("torch._utils _rebuild_parameter_with_state"))
+    deep = b"]" * DEPTH + b"a" * (DEPTH - 1)
+    file = torch_file(
+        rebuild + b"(" + emit(tensor()) + b"\x88N}X\x01\0\0\0a" + deep + b"stR.", STORAGE
+    )
+    assert isinstance(fastckpt.load(file).a, list)
+    with (
+        fastckpt.open(file) as checkpoint,
+        pytest.raises(LimitError, match="load the whole object"),
+    ):
+        checkpoint[""].read()
+
+
+def test_attributes_that_are_shared_are_bounded():
+    rebuild = emit(Name("torch._utils _rebuild_parameter_with_state")) + b"q\x010"
+    args = (tensor(), False, None, {f"k{i}": i for i in range(10_000)})
+    for times in (50, 500):
+        file = torch_file(
+            rebuild + emit(args) + b"q\x020(" + b"h\x01h\x02R" * times + b"t.", STORAGE
+        )
+        if times == 50:
+            assert len(vars(fastckpt.load(file)[49])) == 10_000
+            continue
+        with pytest.raises(LimitError, match="share their attributes"):
+            fastckpt.load(file)
+
+
 # -- names ---------------------------------------------------------------------------------------------------------
 
 

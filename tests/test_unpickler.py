@@ -16,6 +16,7 @@ import uuid
 
 import pytest
 
+from fastckpt._stack import argument_kinds
 from fastckpt._tree import substitute
 from fastckpt._unpickler import unpickle
 from fastckpt.errors import FormatError
@@ -394,3 +395,22 @@ def test_errors_say_where_and_what():
     ) as caught:
         unpickle(b"K\x07\x85h\x07.", where="model.pt: object", offset=100)
     assert caught.value.offset == 103
+
+
+def test_looking_ahead_skips_every_opcode_as_pickletools_does():
+    """A wrong length would make the machine drop memo entries that are fetched later."""
+    counted = {"1": 9, "4": 10, "8": 11}
+    lines = {"stringnl_noescape_pair": 13}
+    expected = [14] * 256
+    for opcode in pickletools.opcodes:
+        argument = opcode.arg
+        if argument is None:
+            kind = 0
+        elif argument.n >= 0:
+            kind = argument.n
+        elif argument.n == pickletools.UP_TO_NEWLINE:
+            kind = lines.get(argument.name, 12)
+        else:
+            kind = counted["1" if argument.n == -2 else "8" if argument.n == -5 else "4"]
+        expected[ord(opcode.code)] = kind
+    assert argument_kinds() == expected

@@ -19,7 +19,11 @@ def rewritten(data, **options):
     """
     change = options.pop("change", None) or (lambda name, content: content)
     found = {name: change(name, content) for name, content in records_of(data).items()}
-    entries = [Entry(f"archive/{name}", content, **options) for name, content in found.items() if content is not None]
+    entries = [
+        Entry(f"archive/{name}", content, **options)
+        for name, content in found.items()
+        if content is not None
+    ]
     return archive(entries)
 
 
@@ -38,8 +42,13 @@ def with_damage(data, *records):
 
 def tagged(data, location):
     """A ZIP file whose storages are all tagged with another location than the CPU."""
-    old, new = (b"X" + len(text).to_bytes(4, "little") + text for text in (b"cpu", location.encode()))
-    return rewritten(data, change=lambda name, content: content.replace(old, new) if name == "data.pkl" else content)
+    old, new = (
+        b"X" + len(text).to_bytes(4, "little") + text for text in (b"cpu", location.encode())
+    )
+    return rewritten(
+        data,
+        change=lambda name, content: content.replace(old, new) if name == "data.pkl" else content,
+    )
 
 
 def big_endian(data, units):

@@ -240,13 +240,13 @@ class Fresh(WithFiles):
     """
 
     repeat = 1
-    rounds = 5
+    rounds = 3
 
     def start_fresh(self, folder, call, path, cold=False):
         """Bring all but the call itself into memory."""
         self.prepare(call, path_of(folder, "tiny", SUFFIXES[os.path.splitext(path)[1]]))
         nbytes = os.path.getsize(path)
-        touch_memory(nbytes + (nbytes >> 3))
+        touch_memory(nbytes + (nbytes // 8))
         if cold:
             evict(path)
         else:
@@ -256,7 +256,7 @@ class Fresh(WithFiles):
 class Repeated(WithFiles):
     """Measures call after call in one process: for what takes milliseconds and little memory."""
 
-    repeat = (5, 50, 2.0)  # at least, at most, seconds
+    repeat = (5, 50, 1.0)  # at least, at most, seconds
     rounds = 1
 
 

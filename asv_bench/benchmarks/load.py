@@ -2,28 +2,33 @@
 
 import os
 
-from .common import LARGE_MB, SMALL_MB, WHOLE, Fresh, Repeated, container_for, path_of
+from .common import LARGE_MB, SMALL_MB, WHOLE, Fresh, Repeated, container_for, needed, path_of
+
+# What is loaded: file, container, and whether its pages are in the page cache.
+FILES = {
+    f"ZIP, {SMALL_MB} MB": ("small", "zip", "warm"),
+    f"ZIP, {LARGE_MB} MB": ("large", "zip", "warm"),
+    f"ZIP, {LARGE_MB} MB, cold": ("large", "zip", "cold"),
+    f"legacy, {LARGE_MB} MB": ("large", "legacy", "warm"),
+}
 
 
 class Load(Fresh):
-    params = [list(WHOLE), ["zip", "legacy"], [SMALL_MB, LARGE_MB], ["warm", "cold"]]
-    param_names = ["reader", "container", "MB", "page cache"]
+    params = [list(WHOLE), list(FILES)]
+    param_names = ["reader", "file"]
 
-    def setup(self, folder, reader, container, mb, cache):
-        if container != "zip" and mb != LARGE_MB or cache == "cold" and (mb, container) != (LARGE_MB, "zip"):
-            raise NotImplementedError("the others say the same")
-        name = "large" if mb == LARGE_MB else "small"
+    def setup(self, folder, reader, file):
+        name, container, cache = FILES[file]
         self.path = path_of(folder, name, container_for(reader, container))
         self.start_fresh(folder, WHOLE[reader](), self.path, cache == "cold")
 
-    def time_load(self, folder, reader, container, mb, cache):
+    def time_load(self, folder, reader, file):
         self.measure(self.path)
 
 
 class LoadInto(Fresh):
     """Into the parameters of a model that is there."""
 
-    rounds = 3
     params = [["torch.load", "fastckpt"]]
     param_names = ["reader"]
 
@@ -96,8 +101,6 @@ def plain(reader):
     """A callable of a path that gives the tensors as the reader has them, mapped or not."""
     name, _, mapped = reader.partition(", ")
     if name == "safetensors":
-        from .common import needed
-
         return needed("safetensors.torch").load_file
     load = WHOLE[name]()
     return (lambda path: load(path, mmap=True)) if mapped else load
@@ -106,17 +109,16 @@ def plain(reader):
 class Save(Fresh):
     """To a file system in memory, where there is one; a new file each time."""
 
-    rounds = 3
     params = [["torch.save", "fastckpt.save"], ["large", "many"]]
     param_names = ["writer", "tensors"]
 
     def setup(self, folder, writer, tensors):
-        import torch
-
         import fastckpt
 
         if not hasattr(fastckpt, "save"):
             raise NotImplementedError("this version has no save")
+        import torch
+
         where = "/dev/shm" if os.access("/dev/shm", os.W_OK) else folder
         self.target = os.path.join(where, f"fastckpt-bench-{os.getpid()}.pt")
         self.object = torch.load(path_of(folder, tensors, "zip"))

@@ -78,7 +78,7 @@ class Importing:
     """Until ``load`` can be called; torch is imported by whoever uses it."""
 
     number = 1
-    repeat = 10
+    repeat = 5
     rounds = 1
     warmup_time = 0
     params = [["numpy", "fastckpt.load", "torch"]]

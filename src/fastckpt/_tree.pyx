@@ -52,6 +52,7 @@ cdef enum:
     # Paths of leaves at every level of deep nesting would take memory in its square.
     MAX_PATH_ITEMS = 1 << 22
     HONEST_DEPTH = 100
+    MAX_SHARED_ATTRIBUTES = 1000000
 
 cdef dict KINDS = {
     list: LIST, tuple: TUPLE, dict: DICT, collections.OrderedDict: DICT, collections.defaultdict: DICT,
@@ -76,7 +77,8 @@ cdef class Substitution:
     cdef object bridge
     cdef list tensors, work, alive
     cdef dict done
-    cdef set begun, keyed
+    cdef set begun, keyed, applied  # applied: ids of states
+    cdef Py_ssize_t attributes_left
     cdef int depth, max_depth
     cdef bint lazy  # the bridge wants nodes of tensors as they are
 
@@ -84,6 +86,7 @@ cdef class Substitution:
         self.bridge, self.tensors, self.max_depth = bridge, tensors, max_depth
         self.lazy = hasattr(bridge, "lazy")
         self.work, self.alive, self.done, self.begun, self.keyed = [], [], {}, set(), set()
+        self.applied, self.attributes_left = set(), MAX_SHARED_ATTRIBUTES
 
     cdef object resolve(self, object value):
         """What takes the place of a value; a container is the same one, and its members follow."""
@@ -152,7 +155,18 @@ cdef class Substitution:
             self.schedule(node.pairs)
         node.state = self.resolve(node.state)
         self.drain()
+        self.count_state(node.state)
         node.apply_state(self.bridge, built)
+        return 0
+
+    cdef int count_state(self, object state) except -1:
+        """Bound what is copied: thousands of objects may have one dict of thousands of attributes as their state."""
+        for part in state if isinstance(state, tuple) else (state,):
+            if isinstance(part, dict) and id(part) in self.applied:
+                self.attributes_left -= len(part)
+            self.applied.add(id(part))
+        if self.attributes_left < 0:
+            raise LimitError(f"objects share their attributes, more than {MAX_SHARED_ATTRIBUTES} in all")
         return 0
 
     cdef object key(self, object value):

@@ -17,32 +17,24 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.dict cimport PyDict_CheckExact, PyDict_SetItem
 from cpython.list cimport PyList_Append, PyList_CheckExact
-from cpython.long cimport PyLong_FromLong, PyLong_FromLongLong
-from cpython.mem cimport PyMem_Free, PyMem_Realloc
-from cpython.object cimport PyObject
-from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memchr, memcpy, memset
+from cpython.long cimport PyLong_FromLong
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+from libc.string cimport memchr, memcpy
 
 from ._bytes cimport le16, le32, le64
-from ._spec cimport (
-    REBUILD_ORDERED_DICT, REBUILD_OTHER, REBUILD_TENSOR, REBUILD_TENSOR_V2, REBUILD_TENSOR_V3,
-    Global, StorageRef, StorageSpec, TensorSpec, new_storage, new_tensor, ref_as,
-)
+from ._spec cimport REBUILD_ORDERED_DICT, REBUILD_TENSOR, REBUILD_TENSOR_V3, Global, TensorSpec
+from ._stack cimport Stack
+from ._storages cimport Storages, key_text, set_bits, sizes_of
 
-from .dtypes import COMPLEX, DTYPES, FLOATING, QUANTIZED
+from .dtypes import DTYPES, QUANTIZED
 from .errors import CheckpointError, FormatError, LimitError, UnsafePickleError, UnsupportedError
 from .limits import Limits
 from .nodes import Node, Opaque, short
 from .rebuild import TABLE, dtype_code
 
 cdef extern from "Python.h":
-    PyObject* PyTuple_New(Py_ssize_t) except NULL
-    void PyTuple_SET_ITEM(PyObject*, Py_ssize_t, PyObject*)
     object PyUnicode_DecodeUTF8(const char*, Py_ssize_t, const char* errors)
     object PyODict_New()
-    void Py_XDECREF(PyObject*)
-    long long PyLong_AsLongLongAndOverflow(object, int* overflow) except? -1
     bint PyLong_CheckExact(object)
     bint PyTuple_CheckExact(object)
     bint PyUnicode_CheckExact(object)
@@ -56,21 +48,11 @@ cdef enum:
     TAR_OBJECTS = 3
 
 cdef enum:
-    FEW = 64  # entries that the stack, the marks and the memo start with
     # An honest pickle copies what it holds three times at most: text to bytes, to a bytearray or an array.
     COPIES = 4
     SPARE_COPIES = 1 << 16
 
-cdef frozenset COMPLEX_CODES = COMPLEX
-cdef frozenset FLOATING_CODES = FLOATING
 cdef uint64_t QUANTIZED_BITS = sum(1 << code for code in QUANTIZED)
-cdef int64_t INT64_MAX = 0x7FFFFFFFFFFFFFFF
-cdef enum:
-    MAX_DTYPES = 64
-cdef int64_t ITEMSIZE[MAX_DTYPES]
-cdef int _code
-for _code in range(len(DTYPES)):
-    ITEMSIZE[_code] = DTYPES[_code].itemsize
 cdef type OrderedDict = collections.OrderedDict
 cdef type Deque = collections.deque
 cdef tuple WITH_ATTRIBUTES = (OrderedDict, Namespace, types.SimpleNamespace)
@@ -92,46 +74,28 @@ class Unpickled:
 
     def __init__(self, machine, obj, end):
         self.obj, self.end = obj, end
-        self.storages, self.tensors = machine.storages, machine.tensors
+        self.storages, self.tensors = machine.described.storages, machine.described.tensors
         self.names, self.unknown, self.undecodable = machine.names, machine.unknown, machine.undecodable
 
 
 @cython.final
-cdef class Machine:
+cdef class Machine(Stack):
     cdef const uint8_t* start
     cdef const uint8_t* p
     cdef const uint8_t* end
     cdef const uint8_t* op_at  # the opcode being executed, for messages
-    cdef PyObject** stack
-    cdef Py_ssize_t depth, stack_room
-    cdef Py_ssize_t* marks
-    cdef Py_ssize_t n_marks, marks_room, fence
-    cdef PyObject** memo
-    cdef Py_ssize_t memo_room, n_memo
-    cdef dict far_memo  # memo entries whose index is out of proportion to the pickle
     cdef int pids
     cdef dict tar_objects
     cdef str encoding, errors
     cdef object limits
     cdef int64_t key_items_left, copies_left
-    cdef bint gradients
-    cdef dict globals_, storage_by_key
-    cdef readonly list storages, tensors, names, unknown
+    cdef dict globals_
+    cdef readonly Storages described
+    cdef readonly list names, unknown
     cdef readonly object undecodable
 
-    def __cinit__(self):
-        self.far_memo, self.globals_, self.storage_by_key = {}, {}, {}
-        self.storages, self.tensors, self.names, self.unknown = [], [], [], []
-
-    def __dealloc__(self):
-        cdef Py_ssize_t i
-        for i in range(self.depth):
-            Py_XDECREF(self.stack[i])
-        for i in range(self.memo_room):
-            Py_XDECREF(self.memo[i])
-        PyMem_Free(self.stack)
-        PyMem_Free(self.marks)
-        PyMem_Free(self.memo)
+    def __init__(self, Storages described):
+        self.described, self.globals_, self.names, self.unknown = described, {}, [], []
 
     # -- for the table of known names --------------------------------------------------------------------------
 
@@ -159,9 +123,12 @@ cdef class Machine:
 
     def tensor(self, ref, offset, size, stride, dtype=None, bint requires_grad=False):
         """A strided tensor in a storage that a persistent id named."""
-        if type(ref) is not StorageRef:
-            raise FormatError(f"a tensor lies in {short(ref)}, a storage is expected")
-        return self.add_tensor(ref, (<StorageRef> ref).dtype if dtype is None else dtype, offset, size, stride, requires_grad)
+        return self.add_tensor(ref, dtype, offset, size, stride, requires_grad)
+
+    cdef TensorSpec add_tensor(self, object ref, object dtype, object offset, object size, object stride, bint requires_grad):
+        sizes = sizes_of(size)
+        self.spend(len(sizes))
+        return self.described.tensor(ref, dtype, offset, sizes, sizes_of(stride), requires_grad)
 
     cpdef object call(self, object callee, tuple args):
         """What calling a Global with these arguments gives."""
@@ -202,42 +169,14 @@ cdef class Machine:
             raise FormatError(f"a tensor's requires_grad is {short(args[4])}, a bool is expected")
         tensor = self.dense(args, dtype, args[4])
         if n == extra + 1 and args[extra] is not None:
-            self.set_bits(tensor, args[extra])
+            set_bits(tensor, args[extra])
         return tensor
 
     cdef TensorSpec dense(self, tuple args, object dtype, bint requires_grad):
-        cdef TensorSpec spec
-        cdef int code
-        if type(args[0]) is not StorageRef:
-            raise FormatError(f"a tensor lies in {short(args[0])}, a storage is expected")
-        code = (<StorageRef> args[0]).dtype if dtype is None else dtype
-        spec = self.add_tensor(args[0], code, args[1], args[2], args[3], requires_grad)
-        if QUANTIZED_BITS >> code & 1:
+        cdef TensorSpec spec = self.add_tensor(args[0], dtype, args[1], args[2], args[3], requires_grad)
+        if QUANTIZED_BITS >> spec.dtype & 1:
             raise FormatError(f"a tensor of {DTYPES[spec.dtype].name} has no quantizer, which says what its integers mean")
         return spec
-
-    cdef TensorSpec add_tensor(self, StorageRef ref, int dtype, object offset, object size, object stride,
-                               bint requires_grad):
-        cdef TensorSpec spec
-        size, stride = sizes_of(size), sizes_of(stride)
-        self.spend(len(size))
-        spec = new_tensor(ref, dtype, offset, size, stride)
-        if requires_grad and dtype not in FLOATING_CODES:
-            raise FormatError(f"a tensor of {DTYPES[dtype].name} wants a gradient, only floating types have one")
-        spec.requires_grad = requires_grad and self.gradients
-        spec.index = len(self.tensors)
-        self.tensors.append(spec)
-        return spec
-
-    cdef int set_bits(self, TensorSpec spec, object metadata) except -1:
-        """The lazy conjugate and negative of a view; torch writes them only where they are true."""
-        if not isinstance(metadata, dict):
-            raise FormatError(f"a tensor's metadata is {short(metadata)}, a dict is expected")
-        spec.conj = bool(metadata.get("conj", False))
-        spec.neg = bool(metadata.get("neg", False))
-        if spec.conj and spec.dtype not in COMPLEX_CODES:
-            raise FormatError(f"a tensor of {DTYPES[spec.dtype].name} is marked as conjugate, only complex ones can be")
-        return 0
 
     # -- persistent ids ----------------------------------------------------------------------------------------
 
@@ -246,7 +185,7 @@ cdef class Machine:
             if PyTuple_CheckExact(pid) and len(pid):
                 kind = pid[0]
                 if kind == "storage" or kind == b"storage":
-                    return self.persistent_storage(pid)
+                    return self.described.from_id(pid, 5 if self.pids == ZIP_STORAGES else 6)
                 if self.pids == LEGACY_STORAGES and (kind == "module" or kind == b"module") and len(pid) == 4:
                     return pid[1]  # (kind, class, source file, source): the class, by name alone
             raise FormatError(f"a persistent id is {short(pid)}, ('storage', class, key, location, count) is expected")
@@ -262,67 +201,6 @@ cdef class Machine:
             return self.tar_objects[key]
         raise FormatError("a persistent id where none can be; a data.pkl taken out of its archive? "
                           "pass the whole archive")
-
-    cdef object persistent_storage(self, tuple pid):
-        cdef Py_ssize_t n = len(pid)
-        cdef int overflow = 0, dtype
-        cdef int64_t numel, itemsize
-        cdef StorageSpec storage
-        cdef StorageRef ref
-        if n != (5 if self.pids == ZIP_STORAGES else 6):
-            raise FormatError(f"a storage's persistent id has {n} members, "
-                              f"{5 if self.pids == ZIP_STORAGES else 6} are expected")
-        cls, key, location, count = pid[1], pid[2], pid[3], pid[4]
-        if type(cls) is not Global or (<Global> cls).storage_dtype < 0:
-            raise FormatError(f"the storage type is {cls.qualname if type(cls) is Global else short(cls)}, which is "
-                              f"not one that is known; the file may be from a newer torch, or crafted")
-        dtype = (<Global> cls).storage_dtype
-        itemsize = ITEMSIZE[dtype]
-        if not PyUnicode_CheckExact(key):
-            key = key_text(key)
-        if not PyUnicode_CheckExact(location):
-            location = key_text(location)
-        if not PyLong_CheckExact(count):
-            raise FormatError(f"storage {key!r} has {short(count)} elements, an int is expected")
-        numel = PyLong_AsLongLongAndOverflow(count, &overflow)
-        if overflow or numel < 0 or numel > INT64_MAX // itemsize:
-            raise FormatError(f"storage {key!r} has {count} elements of {itemsize} bytes, which no file can hold")
-        found = self.storage_by_key.get(key)
-        if found is None:
-            ref = new_storage(key, dtype, numel * itemsize, location, len(self.storages), None, 0)
-            self.storages.append(ref.storage)
-            self.storage_by_key[key] = ref.storage
-        else:
-            storage = found
-            if storage.nbytes != numel * itemsize:
-                raise FormatError(f"storage {key!r} has {storage.nbytes} bytes in one place of the pickle and "
-                                  f"{numel * itemsize} in another")
-            ref = ref_as(storage, dtype)
-        if n == 6 and pid[5] is not None:
-            return self.storage_view(ref, pid[5], itemsize)
-        return ref
-
-    cdef object storage_view(self, StorageRef root, object view, int64_t itemsize):
-        """A slice of a storage, as torch 0.1.10 to 0.4.1 wrote them: (view key, offset, size) in elements."""
-        cdef int64_t room = root.storage.nbytes // itemsize
-        cdef StorageRef ref
-        if not isinstance(view, tuple) or len(view) != 3:
-            raise FormatError(f"a storage view is {short(view)}, (key, offset, size) is expected")
-        key, offset, size = view
-        if type(offset) is not int or type(size) is not int or offset < 0 or size < 0 or size > room or offset > room - size:
-            raise FormatError(f"a view of {short(size)} elements at {short(offset)} lies outside its storage "
-                              f"{root.storage.key!r}, which has {room}")
-        name = ("view", key_text(key))
-        found = self.storage_by_key.get(name)
-        if found is None:
-            ref = new_storage(name[1], root.dtype, size * itemsize, root.storage.location, len(self.storages),
-                              root.storage, offset * itemsize)
-            self.storages.append(ref.storage)
-            self.storage_by_key[name] = ref.storage
-            return ref
-        if (<StorageSpec> found).nbytes != size * itemsize or (<StorageSpec> found).offset != offset * itemsize:
-            raise FormatError(f"storage view {name[1]!r} is described twice, differently")
-        return ref_as(found, root.dtype)
 
     # -- keys --------------------------------------------------------------------------------------------------
 
@@ -344,121 +222,6 @@ cdef class Machine:
                                  f"(Limits.key_items raises the bound)")
             if isinstance(member, (tuple, frozenset)):
                 self.count_key(member, level + 1)
-        return 0
-
-    # -- the stack and the memo --------------------------------------------------------------------------------
-
-    cdef inline int push(self, object value) except -1:
-        if self.depth == self.stack_room:
-            self.grow_stack()
-        Py_INCREF(value)
-        self.stack[self.depth] = <PyObject*> value
-        self.depth += 1
-        return 0
-
-    cdef int grow_stack(self) except -1:
-        cdef Py_ssize_t room = self.stack_room * 2 + FEW
-        cdef void* grown = PyMem_Realloc(self.stack, room * sizeof(PyObject*))
-        if grown == NULL:
-            raise MemoryError()
-        self.stack, self.stack_room = <PyObject**> grown, room
-        return 0
-
-    cdef inline object pop(self):
-        cdef object value
-        if self.depth <= self.fence:
-            raise FormatError("the stack is empty where the opcode needs an object")
-        self.depth -= 1
-        value = <object> self.stack[self.depth]
-        Py_DECREF(value)
-        return value
-
-    cdef inline object top(self):
-        if self.depth <= self.fence:
-            raise FormatError("the stack is empty where the opcode needs an object")
-        return <object> self.stack[self.depth - 1]
-
-    cdef int mark(self) except -1:
-        cdef void* grown
-        cdef Py_ssize_t room
-        if self.n_marks == self.marks_room:
-            room = self.marks_room * 2 + FEW
-            grown = PyMem_Realloc(self.marks, room * sizeof(Py_ssize_t))
-            if grown == NULL:
-                raise MemoryError()
-            self.marks, self.marks_room = <Py_ssize_t*> grown, room
-        self.marks[self.n_marks] = self.depth
-        self.n_marks += 1
-        self.fence = self.depth
-        return 0
-
-    cdef Py_ssize_t pop_mark(self) except -1:
-        """Where the objects above the last mark begin."""
-        cdef Py_ssize_t at
-        if self.n_marks == 0:
-            raise FormatError("the opcode needs a MARK and there is none")
-        self.n_marks -= 1
-        at = self.marks[self.n_marks]
-        self.fence = self.marks[self.n_marks - 1] if self.n_marks else 0
-        return at
-
-    cdef tuple take_tuple(self, Py_ssize_t at):
-        """The objects from ``at`` up, moved into a tuple."""
-        cdef Py_ssize_t i, n = self.depth - at
-        cdef PyObject* items
-        cdef object result
-        if n < 0 or at < self.fence:
-            raise FormatError("the stack is empty where the opcode needs an object")
-        items = PyTuple_New(n)
-        for i in range(n):
-            PyTuple_SET_ITEM(items, i, self.stack[at + i])
-        self.depth = at
-        result = <object> items
-        Py_DECREF(result)
-        return <tuple> result
-
-    cdef int drop_to(self, Py_ssize_t at) except -1:
-        while self.depth > at:
-            self.depth -= 1
-            Py_XDECREF(self.stack[self.depth])
-        return 0
-
-    cdef int put(self, int64_t index) except -1:
-        cdef object value = self.top()
-        cdef Py_ssize_t room
-        cdef void* grown
-        if index < 0:
-            raise FormatError(f"memo index {index} is negative")
-        if index >= self.memo_room:
-            # An honest pickle numbers its entries one by one. Where an index is far from that, a table is too dear.
-            if index > 4 * (self.p - self.start) + FEW:
-                self.n_memo += index not in self.far_memo
-                self.far_memo[index] = value
-                return 0
-            room = max(index + 1, self.memo_room * 2 + FEW)
-            grown = PyMem_Realloc(self.memo, room * sizeof(PyObject*))
-            if grown == NULL:
-                raise MemoryError()
-            self.memo = <PyObject**> grown
-            memset(self.memo + self.memo_room, 0, (room - self.memo_room) * sizeof(PyObject*))
-            self.memo_room = room
-            for far in [far for far in self.far_memo if far < room]:
-                kept = self.far_memo.pop(far)
-                Py_INCREF(kept)
-                self.memo[<Py_ssize_t> far] = <PyObject*> kept
-        Py_INCREF(value)
-        self.n_memo += self.memo[index] == NULL
-        Py_XDECREF(self.memo[index])
-        self.memo[index] = <PyObject*> value
-        return 0
-
-    cdef int get(self, int64_t index) except -1:
-        if 0 <= index < self.memo_room and self.memo[index] != NULL:
-            self.push(<object> self.memo[index])
-        elif index in self.far_memo:
-            self.push(self.far_memo[index])
-        else:
-            raise FormatError(f"memo entry {index} is fetched and was never stored")
         return 0
 
     # -- reading arguments -------------------------------------------------------------------------------------
@@ -519,13 +282,13 @@ cdef class Machine:
         cdef Py_ssize_t i
         if PyList_CheckExact(target):
             for i in range(at, self.depth):
-                PyList_Append(target, <object> self.stack[i])
+                PyList_Append(target, <object> self.items[i])
         elif type(target) is Deque:
             for i in range(at, self.depth):
-                target.append(<object> self.stack[i])
+                target.append(<object> self.items[i])
         elif isinstance(target, Opaque):
             for i in range(at, self.depth):
-                target.items.append(<object> self.stack[i])
+                target.items.append(<object> self.items[i])
         else:
             raise FormatError(f"an item is appended to {short(target)}, a list is expected")
         return self.drop_to(at)
@@ -539,13 +302,13 @@ cdef class Machine:
         elif not isinstance(target, dict):
             raise FormatError(f"an item is set in {short(target)}, a dict is expected")
         for i in range(at, self.depth, 2):
-            key = <object> self.stack[i]
+            key = <object> self.items[i]
             if not PyUnicode_CheckExact(key):
                 self.check_key(key)
             if PyDict_CheckExact(target):
-                PyDict_SetItem(target, key, <object> self.stack[i + 1])
+                PyDict_SetItem(target, key, <object> self.items[i + 1])
             else:
-                target[key] = <object> self.stack[i + 1]
+                target[key] = <object> self.items[i + 1]
         return self.drop_to(at)
 
     cdef int add_all(self, object target, Py_ssize_t at) except -1:
@@ -553,7 +316,7 @@ cdef class Machine:
         if type(target) is not set and not isinstance(target, Opaque):
             raise FormatError(f"a member is added to {short(target)}, a set is expected")
         for i in range(at, self.depth):
-            member = <object> self.stack[i]
+            member = <object> self.items[i]
             if type(target) is set:
                 self.check_key(member)
                 target.add(member)
@@ -591,11 +354,11 @@ cdef class Machine:
             if op == c'h':  # BINGET
                 self.get(self.need(1)[0])
             elif op == c'q':  # BINPUT
-                self.put(self.need(1)[0])
+                self.put(self.need(1)[0], self.p - self.start)
             elif op == c'j':  # LONG_BINGET
                 self.get(le32(self.need(4)))
             elif op == c'r':  # LONG_BINPUT
-                self.put(le32(self.need(4)))
+                self.put(le32(self.need(4)), self.p - self.start)
             elif op == c'X':  # BINUNICODE
                 n = le32(self.need(4))
                 self.push(text_at(self.need(n), n))
@@ -656,7 +419,7 @@ cdef class Machine:
                 value = self.pop()
                 self.push(self.named(self.pop(), value))
             elif op == 0x94:  # MEMOIZE
-                self.put(self.n_memo)  # the number of entries so far
+                self.put(self.n_memo, self.p - self.start)  # the number of entries so far
             elif op == 0x8c:  # SHORT_BINUNICODE
                 n = self.need(1)[0]
                 self.push(text_at(self.need(n), n))
@@ -664,12 +427,6 @@ cdef class Machine:
                 return self.pop()
             else:
                 self.run_rare(op)
-
-    cdef object under(self, Py_ssize_t at):
-        """The object below position ``at``, which the opcode fills."""
-        if at <= self.fence or at > self.depth:
-            raise FormatError("the stack is empty where the opcode needs an object")
-        return <object> self.stack[at - 1]
 
     cdef int run_rare(self, int op) except -1:
         """The opcodes that no torch.save of today writes for a tensor."""
@@ -752,7 +509,7 @@ cdef class Machine:
         """Text memo and ids, and the older and newer ways to make an object."""
         cdef Py_ssize_t mark
         if op == c'p':
-            self.put(self.memo_index())
+            self.put(self.memo_index(), self.p - self.start)
         elif op == c'g':
             self.get(self.memo_index())
         elif op == c'P':  # PERSID
@@ -813,28 +570,6 @@ cdef object name_text(bytes raw):
         raise FormatError(f"a name {raw[:40]!r} is not UTF-8") from None
 
 
-cdef object key_text(object key):
-    """A storage key, location or attribute name as text; old files have ints and bytes."""
-    if PyUnicode_CheckExact(key):
-        return key
-    if isinstance(key, bytes):
-        return key.decode("latin-1")
-    if type(key) is int:
-        return str(key)
-    raise FormatError(f"a name is {short(key)}, a string is expected")
-
-
-cdef object sizes_of(object sizes):
-    """Sizes or strides as a tuple, whatever sequence they come in (a torch.Size is a node here)."""
-    if PyTuple_CheckExact(sizes):
-        return sizes
-    if isinstance(sizes, Node) and getattr(sizes, "kind", None) == "size":
-        return sizes.args[0]
-    if isinstance(sizes, list):
-        return tuple(sizes)
-    raise FormatError(f"a tensor's sizes are {short(sizes)}, a tuple is expected")
-
-
 cdef object big_endian_double(const uint8_t* at):
     cdef uint64_t bits = 0
     cdef double value
@@ -866,22 +601,20 @@ def unpickle(data, *, int pids=0, tar_objects=None, storages=(), tensors=(), enc
     LookupError for an encoding or a way to treat errors that Python does not know.
     """
     cdef Py_buffer view
-    cdef Machine machine = Machine()
+    cdef Machine machine = Machine(Storages(storages, tensors, gradients))
     limits = limits or Limits()
     machine.pids, machine.tar_objects, machine.encoding, machine.errors = pids, tar_objects, encoding, errors
     machine.limits, machine.key_items_left = limits, limits.key_items
     if encoding != "bytes":
         codecs.lookup(encoding)  # the caller's mistake, not the file's
         codecs.lookup_error(errors)
-    machine.gradients = gradients
-    machine.storages.extend(storages)
-    machine.tensors.extend(tensors)
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
         machine.start = <const uint8_t*> view.buf
         machine.p = machine.op_at = machine.start
         machine.end = machine.start + view.len
         machine.copies_left = COPIES * view.len + SPARE_COPIES
+        machine.look_ahead(machine.start, machine.end)
         try:
             obj = machine.run()
         except CheckpointError as error:

@@ -143,8 +143,8 @@ class Checkpoint(Mapping):
 
         Everything else is as ``load`` gives it; objects of unknown classes are Opaque.
         """
-        self.source.check_open()
-        unpickled = self.contents.unpickle_again()
+        with self.source.in_use():
+            unpickled = self.contents.unpickle_again()
         if self.unknown == "error":
             self._reader().refuse(self.contents.unpickled.unknown)
         self._index()
@@ -177,15 +177,18 @@ class Checkpoint(Mapping):
 
     def read(self, names=None):
         """Read many tensors in one plan, each as its ``read()`` gives it: {name: tensor}; None reads the whole object."""
-        self.source.check_open()
-        if names is None:
-            unpickled = self.contents.unpickle_again()
-            reader = self._reader()
-            reader.refuse(self.contents.unpickled.unknown)
-            reader.refuse_undecodable(unpickled)
-            return reader.make(unpickled.obj, unpickled.storages, unpickled.tensors, self.limits)
-        names = list(names)
-        return dict(zip(names, self._make([self[name].leaf for name in names]), strict=True))
+        with self.source.in_use():
+            if names is None:
+                return self._read_all()
+            names = list(names)
+            return dict(zip(names, self._make([self[name].leaf for name in names]), strict=True))
+
+    def _read_all(self):
+        unpickled = self.contents.unpickle_again()
+        reader = self._reader()
+        reader.refuse(self.contents.unpickled.unknown)
+        reader.refuse_undecodable(unpickled)
+        return reader.make(unpickled.obj, unpickled.storages, unpickled.tensors, self.limits)
 
     def _reader(self, framework=None):
         options = {"verify": self.verify, "threads": self.threads, "map_file": self.map_file}
@@ -204,12 +207,11 @@ class Checkpoint(Mapping):
 
     def read_leaf(self, leaf, framework=None):
         """One tensor of any layout."""
-        self.source.check_open()
-        return self._make([leaf], framework)[0]
+        with self.source.in_use():
+            return self._make([leaf], framework)[0]
 
     def row_of(self, root):
-        """The row of a storage's record, located."""
-        self.source.check_open()
+        """The row of a storage's record, located; called while the source is in use."""
         row = self._rows.get(root.index)
         if row is None:
             from .contents import storage_rows
@@ -220,7 +222,6 @@ class Checkpoint(Mapping):
 
     def whole_storage(self, storage):
         """All bytes of a storage, verified: a writable buffer of them."""
-        self.source.check_open()
         options = {"verify": self.verify, "threads": self.threads, "map_file": self.map_file}
         places = place_storages(self.contents, [storage], self.contents.unpickled.tensors, **options)
         owner, offset = places[storage.index]

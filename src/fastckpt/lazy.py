@@ -200,8 +200,11 @@ class LazyTensor:
 
     def _read(self, view):
         """(owner, first element, stride) of memory that holds a View; owner is None where it has no elements."""
+        with self._checkpoint.source.in_use():
+            return self._read_runs(view)
+
+    def _read_runs(self, view):
         spec, contents = self.spec, self._checkpoint.contents
-        self._checkpoint.source.check_open()
         if spec.storage.location == "meta":
             raise UnsupportedError(f"{self.name}: a tensor on the meta device has no values; read() gives it")
         storage = spec.storage

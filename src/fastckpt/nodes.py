@@ -9,7 +9,7 @@ import enum
 
 from ._spec import TensorSpec
 from .dtypes import DTYPES
-from .errors import CheckpointError, FormatError
+from .errors import CheckpointError, FormatError, LimitError
 
 
 class _Missing(enum.Enum):
@@ -224,12 +224,18 @@ def short(value, limit=60):
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
-def duplicate(value, memo=None):
+def duplicate(value):
     """A copy of an inert object that shares no container or node with it; specs and plain values are the same ones.
 
-    What occurs twice occurs twice in the copy. Recursion goes as deep as the object nests.
+    What occurs twice occurs twice in the copy. Recursion goes as deep as the object nests: LimitError where that is too deep.
     """
-    memo = {} if memo is None else memo
+    try:
+        return _duplicate(value, {})
+    except RecursionError:
+        raise LimitError("a tensor's attributes nest too deep for it to be read alone; load the whole object") from None
+
+
+def _duplicate(value, memo):
     make = _duplicate_node if isinstance(value, Node) else _DUPLICATORS.get(type(value))
     if make is None:
         return value
@@ -242,26 +248,27 @@ def _duplicate_node(node, memo):
     copied = memo[id(node)] = object.__new__(type(node))
     for cls in type(node).__mro__[:-1]:
         for name in cls.__slots__:
-            setattr(copied, name, duplicate(getattr(node, name), memo))
+            setattr(copied, name, _duplicate(getattr(node, name), memo))
 
 
 def _duplicate_list(value, memo):
     copied = memo[id(value)] = value.copy()
     copied.clear()
-    copied.extend(duplicate(member, memo) for member in value)
+    copied.extend(_duplicate(member, memo) for member in value)
 
 
 def _duplicate_dict(value, memo):
-    copied = memo[id(value)] = value.copy()
-    copied.clear()
-    for key, member in value.items():
-        copied[duplicate(key, memo)] = duplicate(member, memo)
+    cls = type(value)  # by its methods: attributes of an OrderedDict, which the file sets, may go by their names
+    copied = memo[id(value)] = cls.copy(value)
+    cls.clear(copied)
+    for key, member in cls.items(value):
+        copied[_duplicate(key, memo)] = _duplicate(member, memo)
     if hasattr(value, "__dict__"):
-        vars(copied).update(duplicate(vars(value), memo))
+        vars(copied).update(_duplicate(vars(value), memo))
 
 
 def _duplicate_frozen(value, memo):
-    memo[id(value)] = type(value)([duplicate(member, memo) for member in value])
+    memo[id(value)] = type(value)([_duplicate(member, memo) for member in value])
 
 
 _DUPLICATORS = {

@@ -35,7 +35,7 @@ def resolved(array, spec):
 class NumpyBridge:
     """``places[spec.index]`` is (owner, byte offset) of each storage's memory."""
 
-    allowed = {}  # noqa: RUF012 - nothing is: classes that users allow are torch's business
+    allowed: dict[str, type] = {}  # noqa: RUF012 - nothing is: classes that users allow are torch's business
 
     def __init__(self, places, *, unknown="error", where=""):
         self.places, self.unknown, self.where = places, unknown, where

@@ -132,4 +132,7 @@ def runs_of(view, itemsize):
         starts = (starts[:, None] + steps[None, :]).reshape(-1)
     for axis in axes[inner:]:
         stride[axis] = view.stride[axis]
+    for axis in reversed(range(len(stride))):  # one element needs no stride; torch prefers that of a contiguous tensor
+        if view.shape[axis] == 1:
+            stride[axis] = max(1, stride[axis + 1] * view.shape[axis + 1]) if axis + 1 < len(stride) else 1
     return Runs(starts, span, tuple(stride))

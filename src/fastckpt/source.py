@@ -31,6 +31,13 @@ class Source:
     name = "<bytes>"
     closed = False
 
+    def __new__(cls, *args, **kwargs):
+        source = super().__new__(cls)
+        # Who is reading, and what close() is to let go of. No lock: one that is held while another thread forks
+        # stays held in the child. Adding to a list and taking from it are atomic.
+        source._readers, source._held = [], [True]
+        return source
+
     def readinto(self, offset, view):
         """Fill a flat writable memoryview from ``offset`` on; FormatError where the source ends first."""
         raise NotImplementedError
@@ -54,8 +61,37 @@ class Source:
             offset=offset,
         )
 
+    @contextlib.contextmanager
+    def in_use(self):
+        """For a with statement in which close(), called by another thread, lets go of nothing.
+
+        A descriptor that was closed and belongs to another file by then would be read as if it were ours.
+        """
+        mark = object()
+        self._readers.append(mark)
+        try:
+            self.check_open()
+            yield
+        finally:
+            self._readers.remove(mark)
+            if self.closed:
+                self._let_go()
+
     def close(self):
+        """Read no more. What is read from is let go of at once, or when the last reader is done."""
         self.closed = True
+        self._let_go()
+
+    def _let_go(self):
+        if not self._readers and self._held:
+            try:
+                self._held.pop()
+            except IndexError:
+                return  # another thread was faster
+            self._release()
+
+    def _release(self):
+        """Give back what is read from."""
 
     def finish(self, end):
         """Called after a whole load: ``end`` is where the checkpoint ends."""
@@ -100,9 +136,8 @@ class FileSource(Source):
                 raise self.short(offset, len(view), done)
             done += got
 
-    def close(self):
-        if not self.closed:
-            self.closed = True
+    def _release(self):
+        if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
@@ -129,9 +164,8 @@ class MemorySource(Source):
             raise self.short(offset, len(view), len(part))
         view[:] = part
 
-    def close(self):
-        if not self.closed:
-            self.closed = True
+    def _release(self):
+        if self.view is not None:
             self.view.release()
             self.view = None
 

@@ -9,6 +9,7 @@ import warnings
 
 import torch
 
+from . import workers
 from ._tensors import make_tensors
 from .dtypes import DTYPES, QUANTIZED
 from .errors import FormatError, UnsafePickleError, UnsupportedError
@@ -59,11 +60,16 @@ def unsafe(where, qualname, note=""):
 
 
 def is_torchs_own(name, cls):
-    """Whether torch defines an attribute of tensors, and no class between ``cls`` and torch.Tensor does anew."""
-    if name not in TENSOR_ATTRIBUTES:
-        return False
+    """Whether a file may not set this attribute of a tensor of class ``cls``, because torch gives it a meaning.
+
+    A class that the user allowed may define such names anew, and may keep a value where torch.Tensor has a method
+    (jagged tensors have ``_values``).
+    """
+    if name not in TENSOR_ATTRIBUTES or cls in (torch.Tensor, torch.nn.Parameter):
+        return name in TENSOR_ATTRIBUTES
     above = cls.__mro__[: cls.__mro__.index(torch.Tensor)]
-    return name.startswith("__") or not any(name in vars(each) for each in above)
+    setter = hasattr(getattr(torch.Tensor, name), "__set__")
+    return name.startswith("__") or (setter and not any(name in vars(each) for each in above))
 
 
 def level_of_caller():
@@ -277,7 +283,9 @@ class TorchBridge:
         """A sparse tensor with its indices checked (on the meta device there are none to look at)."""
         on_meta = any(isinstance(a, torch.Tensor) and a.device.type == "meta" for a in args)
         try:
-            return make(*args, **kwargs, check_invariants=not on_meta)
+            if not on_meta:
+                workers.apart(lambda: make(*args, **kwargs, check_invariants=True))
+            return make(*args, **kwargs, check_invariants=False)
         except (RuntimeError, ValueError) as error:
             raise FormatError(f"{self.where}a sparse tensor contradicts itself: {str(error).partition(chr(10))[0]}") from None
 

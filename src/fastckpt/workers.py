@@ -106,6 +106,28 @@ def read_text(path):
         return ""
 
 
+def apart(call):
+    """Call ``call()`` on a thread of its own, and return or raise what it does.
+
+    For torch's parallel kernels, some of which are parallel for three numbers: in a process that was forked from one
+    that has computed with torch, they hang on any thread that was there before.
+    """
+    outcome, error = [], []
+
+    def body():
+        try:
+            outcome.append(call())
+        except BaseException as raised:
+            error.append(raised)
+
+    thread = threading.Thread(target=body, name="checkpoint checker")
+    thread.start()
+    thread.join()
+    if error:
+        raise error.pop()
+    return outcome.pop()
+
+
 def run(call, nbytes, threads, cancel, progress=None):
     """Call ``call(number of threads)`` for ``nbytes`` bytes of work, and return or raise what it does.
 
