@@ -93,7 +93,7 @@ def measure_all(mb, counts, rounds, folder):
 
 # ---- the plot
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 400, 60, 230, 44, 52
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 400, 60, 270, 44, 52
 
 
 def draw(best, counts, caption):
@@ -112,7 +112,7 @@ def draw(best, counts, caption):
         '     font-family="sans-serif" font-size="13" fill="#333">',
         f"<title>GB/s against threads. {caption}</title>",
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',
-        f'<text x="{LEFT}" y="24" font-size="14">GB/s of torch.save\'s file, from the page cache into fresh memory</text>',
+        f'<text x="{LEFT}" y="24" font-size="14">GB/s, a file of torch.save from the page cache into fresh memory</text>',
     ]
     for tick in range(5):
         speed = top * tick / 4

@@ -33,7 +33,9 @@ TWINS = {
 def walk(obj, path=(), seen=None):
     """(path, leaf) of everything that is no container, attributes of dicts and tensors among them."""
     seen = set() if seen is None else seen
-    attributes = [(("vars", name), value) for name, value in sorted(getattr(obj, "__dict__", {}).items())]
+    attributes = [
+        (("vars", name), value) for name, value in sorted(getattr(obj, "__dict__", {}).items())
+    ]
     if isinstance(obj, dict):
         members = [*obj.items(), *attributes]
     elif isinstance(obj, (list, tuple, collections.deque)) and not isinstance(obj, torch.Size):
@@ -58,8 +60,11 @@ def digest(data):
 
 def bytes_of(tensor):
     """The elements of a plain tensor, row by row."""
-    tensor = tensor.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return tensor.view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    tensor = tensor.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg().contiguous()
+    flat = tensor.as_strided(
+        (tensor.numel(),), (1,)
+    )  # a single element may have kept another stride
+    return flat.view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 
 
 class Describe:
@@ -75,7 +80,11 @@ class Describe:
             untyped = leaf._untyped_storage
             return {"storage_of": str(leaf.dtype), **self.storage(untyped)}
         if isinstance(leaf, (np.ndarray, np.generic)):
-            return {"numpy": leaf.dtype.str, "shape": list(leaf.shape), "sha256": digest(leaf.tobytes())}
+            return {
+                "numpy": leaf.dtype.str,
+                "shape": list(leaf.shape),
+                "sha256": digest(leaf.tobytes()),
+            }
         if isinstance(leaf, (set, frozenset)):
             return {"type": type(leaf).__name__, "value": sorted(map(repr, leaf))}
         return {"type": type(leaf).__name__, "value": repr(leaf)[:200]}
@@ -96,17 +105,26 @@ class Describe:
         }
         if tensor.is_nested:
             parts = [part.contiguous() for part in tensor.detach().unbind()]
-            return found | {"nested": [[list(part.shape), digest(bytes_of(part))] for part in parts]}
+            return found | {
+                "nested": [[list(part.shape), digest(bytes_of(part))] for part in parts]
+            }
         found["shape"] = list(tensor.shape)
         if tensor.layout is not torch.strided:
-            return found | {"parts": {name: self.tensor(part) for name, part in sparse_parts(tensor.detach()).items()}}
+            return found | {
+                "parts": {
+                    name: self.tensor(part) for name, part in sparse_parts(tensor.detach()).items()
+                }
+            }
         found["stride"] = list(tensor.stride())
         if tensor.is_meta:
             return found | {"device": "meta"}
         found |= self.storage(tensor.untyped_storage())
         found["offset"] = tensor.storage_offset()
         if tensor.is_quantized:
-            return found | {"sha256": digest(bytes_of(tensor.int_repr())), "quantizer": quantizer(tensor)}
+            return found | {
+                "sha256": digest(bytes_of(tensor.int_repr())),
+                "quantizer": quantizer(tensor),
+            }
         if tensor.is_conj() or tensor.is_neg():
             found["bits"] = [name for name in ("conj", "neg") if getattr(tensor, f"is_{name}")()]
         return found | {"sha256": digest(bytes_of(tensor))}
@@ -116,7 +134,11 @@ def sparse_parts(tensor):
     if tensor.layout is torch.sparse_coo:
         return {"indices": tensor._indices(), "values": tensor._values()}
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return {"crow": tensor.crow_indices(), "col": tensor.col_indices(), "values": tensor.values()}
+        return {
+            "crow": tensor.crow_indices(),
+            "col": tensor.col_indices(),
+            "values": tensor.values(),
+        }
     return {"ccol": tensor.ccol_indices(), "row": tensor.row_indices(), "values": tensor.values()}
 
 
@@ -158,12 +180,17 @@ def refusal(name):
 
 def main():
     warnings.simplefilter("ignore")
-    expected = json.loads(EXPECTED.read_text()) if EXPECTED.exists() and "--all" not in sys.argv else {}
+    expected = (
+        json.loads(EXPECTED.read_text()) if EXPECTED.exists() and "--all" not in sys.argv else {}
+    )
     names = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.glob("*/*.pt"))
     for name in names:
         if name in expected:
             continue
-        expected[name] = {"sha256": digest((FOLDER / name).read_bytes()), "options": OPTIONS.get(name, {})}
+        expected[name] = {
+            "sha256": digest((FOLDER / name).read_bytes()),
+            "options": OPTIONS.get(name, {}),
+        }
         if name.startswith("refused/"):
             expected[name]["refused"] = refusal(name)
         else:

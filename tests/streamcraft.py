@@ -55,7 +55,9 @@ class Pickler(pickle._Pickler):
         return obj.value if isinstance(obj, Pid) else None
 
     def save_pers(self, pid):
-        self.save(pid, save_persistent_id=False)  # also under protocol 0, whose own form has no tuples
+        self.save(
+            pid, save_persistent_id=False
+        )  # also under protocol 0, whose own form has no tuples
         self.write(pickle.BINPERSID)
 
     def save_name(self, obj):
@@ -75,7 +77,9 @@ class Pickler(pickle._Pickler):
             return self.save_str(obj)
         data = obj.encode("latin-1")
         short = len(data) < 256
-        return self.write((b"U" + bytes([len(data)]) if short else b"T" + struct.pack("<i", len(data))) + data)
+        return self.write(
+            (b"U" + bytes([len(data)]) if short else b"T" + struct.pack("<i", len(data))) + data
+        )
 
     dispatch[Name] = save_name
     dispatch[Call] = save_call
@@ -169,13 +173,21 @@ def tar_checkpoint(
         "tensors": b"".join(
             [
                 pickled(counts["tensors"], protocol),
-                *(t if isinstance(t, bytes) else tar_tensor(*t, protocol=protocol) for t in tensors),
+                *(
+                    t if isinstance(t, bytes) else tar_tensor(*t, protocol=protocol)
+                    for t in tensors
+                ),
             ]
         ),
         "storages": b"".join(
             [
                 pickled(counts["storages"], protocol),
-                *(s if isinstance(s, bytes) else tar_storage(*s, protocol=protocol, python2=python2) for s in storages),
+                *(
+                    s
+                    if isinstance(s, bytes)
+                    else tar_storage(*s, protocol=protocol, python2=python2)
+                    for s in storages
+                ),
                 pickled(views if isinstance(views, Call) else list(views), protocol),
             ]
         ),
@@ -192,9 +204,20 @@ def tar_checkpoint(
 
 def tar_tensor(key, storage_key, shape, stride, offset, ndim=None, protocol=2):
     described = pickled((key, storage_key, Name("torch", "FloatTensor")), protocol)
-    numbers = struct.pack(f"<ii{len(shape)}q{len(stride)}qq", len(shape) if ndim is None else ndim, 0, *shape, *stride, offset)
+    numbers = struct.pack(
+        f"<ii{len(shape)}q{len(stride)}qq",
+        len(shape) if ndim is None else ndim,
+        0,
+        *shape,
+        *stride,
+        offset,
+    )
     return described + numbers
 
 
 def tar_storage(key, cls, data, count, location="cpu", protocol=2, python2=False):
-    return pickled((key, location, Name("torch", cls)), protocol, python2) + struct.pack("<q", count) + data
+    return (
+        pickled((key, location, Name("torch", cls)), protocol, python2)
+        + struct.pack("<q", count)
+        + data
+    )

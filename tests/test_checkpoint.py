@@ -40,13 +40,20 @@ def opened(obj, **options):
 def model():
     shared = torch.arange(12.0)
     state = collections.OrderedDict(
-        [("embed.weight", shared.view(3, 4)), ("head.weight", shared.view(3, 4)), ("head.bias", shared[3:6])]
+        [
+            ("embed.weight", shared.view(3, 4)),
+            ("head.weight", shared.view(3, 4)),
+            ("head.bias", shared[3:6]),
+        ]
     )
     state._metadata = {"": {"version": 1}}
     tied = torch.nn.Parameter(torch.ones(2))
     return {
         "model": state,
-        "optimizer": {"state": {0: {"step": torch.tensor(3.0), "m": torch.zeros(2)}}, "groups": [{"lr": 0.1, "params": [0]}]},
+        "optimizer": {
+            "state": {0: {"step": torch.tensor(3.0), "m": torch.zeros(2)}},
+            "groups": [{"lr": 0.1, "params": [0]}],
+        },
         "parameters": [tied, tied],
         "size": torch.Size([3, 4]),
         "dtype": torch.float16,
@@ -102,13 +109,24 @@ class TestMapping:
             assert ckpt[("model", "embed.weight")] is lazy
             assert ckpt["optimizer", "state", 0, "m"] is ckpt["optimizer.state.0.m"]
             assert ckpt["parameters", 1] is ckpt["parameters.1"]
-            for wrong in (("optimizer", "state", "0", "m"), ("model", "embed", "weight"), ("parameters", True), ()):
+            for wrong in (
+                ("optimizer", "state", "0", "m"),
+                ("model", "embed", "weight"),
+                ("parameters", True),
+                (),
+            ):
                 with pytest.raises(KeyError):
                     ckpt[wrong]
 
     def test_ambiguous_names(self):
         """Names that read alike are listed as tuples, the others as text."""
-        obj = {"a": {"b": torch.zeros(1)}, "a.b": torch.ones(1), 0: torch.full((1,), 2.0), "0": torch.full((1,), 3.0), "c": torch.full((1,), 4.0)}
+        obj = {
+            "a": {"b": torch.zeros(1)},
+            "a.b": torch.ones(1),
+            0: torch.full((1,), 2.0),
+            "0": torch.full((1,), 3.0),
+            "c": torch.full((1,), 4.0),
+        }
         with opened(obj) as ckpt:
             assert list(ckpt) == [("a", "b"), ("a.b",), (0,), ("0",), "c"]
             assert [ckpt[name].read().item() for name in ckpt] == [0, 1, 2, 3, 4]
@@ -131,7 +149,11 @@ class TestMapping:
             assert (6, 1) not in ckpt
             assert (0, 0) not in ckpt
 
-    @pytest.mark.parametrize("wrap", [lambda t: t, torch.nn.Parameter, lambda t: t.to_sparse()], ids=["tensor", "parameter", "sparse"])
+    @pytest.mark.parametrize(
+        "wrap",
+        [lambda t: t, torch.nn.Parameter, lambda t: t.to_sparse()],
+        ids=["tensor", "parameter", "sparse"],
+    )
     def test_a_root_tensor(self, wrap):
         with opened(wrap(torch.ones(2))) as ckpt:
             assert list(ckpt) == [""]
@@ -152,7 +174,13 @@ class TestMapping:
     def test_tensors_in_every_container(self):
         t = [torch.full((1,), float(i)) for i in range(8)]
         deque = collections.deque([t[2]])
-        obj = {"l": [t[0]], "t": (t[1],), "q": deque, "d": collections.defaultdict(list, x=[t[3]]), "o": collections.OrderedDict(y=t[4])}
+        obj = {
+            "l": [t[0]],
+            "t": (t[1],),
+            "q": deque,
+            "d": collections.defaultdict(list, x=[t[3]]),
+            "o": collections.OrderedDict(y=t[4]),
+        }
         obj["o"].extra = t[5]
         with opened(obj) as ckpt:
             assert list(ckpt) == ["l.0", "t.0", "q.0", "d.x.0", "o.y", "o.extra"]
@@ -246,7 +274,10 @@ class TestTree:
 
 
 def parameter(i):
-    return Call(Name("torch._utils", "_rebuild_parameter"), (tensor(storage(str(i), 1), (1,)), False, Call(Name("collections", "OrderedDict"))))
+    return Call(
+        Name("torch._utils", "_rebuild_parameter"),
+        (tensor(storage(str(i), 1), (1,)), False, Call(Name("collections", "OrderedDict"))),
+    )
 
 
 def compare(loaded, tree, path="tree"):
@@ -268,7 +299,10 @@ def compare(loaded, tree, path="tree"):
 
 
 UNKNOWN = legacy_stream(
-    {"net": Call(Name("some", "Net"), (), {"w": tensor(storage("0", 2), (2,))}), "v": tensor(storage("0", 2), (2,))},
+    {
+        "net": Call(Name("some", "Net"), (), {"w": tensor(storage("0", 2), (2,))}),
+        "v": tensor(storage("0", 2), (2,)),
+    },
     {"0": (2, floats(1, 2))},
 )
 
@@ -300,7 +334,15 @@ class TestUnknown:
             with torch.serialization.safe_globals([Ours]):
                 assert type(ckpt.read()["n"]) is Ours
 
-    @pytest.mark.parametrize("options", [{"unknown": "ignore"}, {"framework": "jax"}, {"framework": "numpy", "map_location": "meta"}], ids=repr)
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"unknown": "ignore"},
+            {"framework": "jax"},
+            {"framework": "numpy", "map_location": "meta"},
+        ],
+        ids=repr,
+    )
     def test_wrong_arguments(self, options):
         with pytest.raises((ValueError, TypeError), match=next(iter(options))):
             fastckpt.open(UNKNOWN, **options)
@@ -330,8 +372,15 @@ class TestRead:
 
     def test_names(self):
         with opened(model()) as ckpt:
-            found = ckpt.read(["model.head.bias", "sparse", ("parameters", 1), "model.embed.weight"])
-            assert list(found) == ["model.head.bias", "sparse", ("parameters", 1), "model.embed.weight"]
+            found = ckpt.read(
+                ["model.head.bias", "sparse", ("parameters", 1), "model.embed.weight"]
+            )
+            assert list(found) == [
+                "model.head.bias",
+                "sparse",
+                ("parameters", 1),
+                "model.embed.weight",
+            ]
             same(model()["model"]["head.bias"], found["model.head.bias"])
             assert type(found["parameters", 1]) is torch.nn.Parameter
             assert storage_of(found["model.head.bias"]) == storage_of(found["model.embed.weight"])
@@ -360,7 +409,9 @@ class TestRead:
         with opened({"a": torch.ones(2)}, map_location="meta") as ckpt:
             assert ckpt.read()["a"].is_meta
         calls = []
-        with opened({"a": torch.ones(2)}, map_location=lambda s, where: calls.append((s.nbytes(), where))) as ckpt:
+        with opened(
+            {"a": torch.ones(2)}, map_location=lambda s, where: calls.append((s.nbytes(), where))
+        ) as ckpt:
             assert ckpt["a"].read().tolist() == [1, 1]
         assert calls == [(8, "cpu")]
 
@@ -372,14 +423,20 @@ class TestRead:
             same(torch.load(path), ckpt.read())
             part = ckpt["model.embed.weight"].read()
             part.fill_(7)
-            assert ckpt["model.head.bias"].read().tolist() == [7, 7, 7]  # the same storage, copied on write
+            assert ckpt["model.head.bias"].read().tolist() == [
+                7,
+                7,
+                7,
+            ]  # the same storage, copied on write
         assert part.tolist() == [[7] * 4] * 3
         assert path.read_bytes() == before
         with pytest.raises(ValueError, match="pass its path"):
             fastckpt.open(before, mmap=True)
 
     def test_encoding(self):
-        data = legacy_stream({"ü": tensor(storage("0", 1), (1,)), "s": "ü"}, {"0": (1, floats(3))}, python2=True)
+        data = legacy_stream(
+            {"ü": tensor(storage("0", 1), (1,)), "s": "ü"}, {"0": (1, floats(3))}, python2=True
+        )
         with fastckpt.open(data, encoding="latin1") as ckpt:
             assert list(ckpt) == ["ü"]
             assert ckpt.tree["s"] == ckpt.read()["s"] == "ü"
@@ -434,7 +491,10 @@ class TestSharing:
             gone = weakref.ref(embed)
             del embed
             assert gone() is None
-            assert ckpt["model.embed.weight"].read().tolist() == model()["model"]["embed.weight"].tolist()
+            assert (
+                ckpt["model.embed.weight"].read().tolist()
+                == model()["model"]["embed.weight"].tolist()
+            )
 
     def test_a_view_keeps_the_storage(self):
         with opened(model()) as ckpt:
@@ -449,7 +509,9 @@ class TestSharing:
         data = saved(model())
         with fastckpt.open(data) as a, fastckpt.open(data) as b:
             a["model.embed.weight"].read().fill_(5)
-            assert b["model.embed.weight"].read().tolist() == model()["model"]["embed.weight"].tolist()
+            assert (
+                b["model.embed.weight"].read().tolist() == model()["model"]["embed.weight"].tolist()
+            )
 
     def test_numpy_reads_share_within_one(self):
         with opened(model(), framework="numpy") as ckpt:
@@ -547,8 +609,20 @@ class TestClose:
 
 
 INFO = {
-    "zip": (saved(model()), {"container": "zip", "version": 3, "byteorder": "little", "torchscript": False, "tensors": 8}),
-    "legacy": (saved(model(), _use_new_zipfile_serialization=False), {"container": "legacy", "version": None, "records_with_crc32": 0}),
+    "zip": (
+        saved(model()),
+        {
+            "container": "zip",
+            "version": 3,
+            "byteorder": "little",
+            "torchscript": False,
+            "tensors": 8,
+        },
+    ),
+    "legacy": (
+        saved(model(), _use_new_zipfile_serialization=False),
+        {"container": "legacy", "version": None, "records_with_crc32": 0},
+    ),
     "big-endian": (archive(checkpoint(byteorder=b"big")), {"byteorder": "big", "tensors": 0}),
     "old version": (archive(checkpoint(version=b"2\n")), {"version": 2}),
 }
@@ -590,19 +664,31 @@ def path(tmp_path):
 
 class TestPickled:
     def test_options_come_along(self, path):
-        with fastckpt.open(path, framework="numpy", unknown="opaque", threads=2, verify=False, encoding="latin1") as ckpt:
-            with pickle.loads(pickle.dumps(ckpt)) as copy:
-                assert copy is not ckpt
-                assert (copy.framework, copy.threads, copy.verify) == ("numpy", 2, False)
-                assert list(copy) == NAMES
-                assert type(copy["model.head.bias"].read()) is np.ndarray
-                assert copy.source.fd != ckpt.source.fd
+        with (
+            fastckpt.open(
+                path,
+                framework="numpy",
+                unknown="opaque",
+                threads=2,
+                verify=False,
+                encoding="latin1",
+            ) as ckpt,
+            pickle.loads(pickle.dumps(ckpt)) as copy,
+        ):
+            assert copy is not ckpt
+            assert (copy.framework, copy.threads, copy.verify) == ("numpy", 2, False)
+            assert list(copy) == NAMES
+            assert type(copy["model.head.bias"].read()) is np.ndarray
+            assert copy.source.fd != ckpt.source.fd
 
     def test_regions_come_along(self, tmp_path):
         path = tmp_path / "region"
         data = saved(model())
         path.write_bytes(b"front" + data + b"behind")
-        with fastckpt.open(path, offset=5, nbytes=len(data)) as ckpt, pickle.loads(pickle.dumps(ckpt)) as copy:
+        with (
+            fastckpt.open(path, offset=5, nbytes=len(data)) as ckpt,
+            pickle.loads(pickle.dumps(ckpt)) as copy,
+        ):
             assert copy["model.head.bias"][0].item() == 3
 
     @pytest.mark.parametrize("change", ["other content", "touched", "replaced", "gone"])
@@ -620,16 +706,26 @@ class TestPickled:
         else:
             path.unlink()
         before = len(os.listdir("/proc/self/fd"))
-        with pytest.raises((FormatError, FileNotFoundError), match=r"has changed since|No such file") as caught:
+        with pytest.raises(
+            (FormatError, FileNotFoundError), match=r"has changed since|No such file"
+        ) as caught:
             pickle.loads(data)
         caught.value.__traceback__ = None
         assert len(os.listdir("/proc/self/fd")) == before
 
     def test_only_paths(self, path):
         with open(path, "rb") as f:
-            sources = {"bytes": path.read_bytes(), "file": f, "descriptor": f.fileno(), "BytesIO": io.BytesIO(path.read_bytes())}
+            sources = {
+                "bytes": path.read_bytes(),
+                "file": f,
+                "descriptor": f.fileno(),
+                "BytesIO": io.BytesIO(path.read_bytes()),
+            }
             for name, source in sources.items():
-                with fastckpt.open(source) as ckpt, pytest.raises(TypeError, match="opened by its path"):
+                with (
+                    fastckpt.open(source) as ckpt,
+                    pytest.raises(TypeError, match="opened by its path"),
+                ):
                     pickle.dumps(ckpt)
                 assert name
 
@@ -666,7 +762,13 @@ def test_many_threads(path, monkeypatch):
 
 def read_in_child(ckpt, queue):
     try:
-        queue.put((ckpt["model.head.bias"].read().tolist(), ckpt["model.embed.weight"][1].tolist(), len(ckpt.read())))
+        queue.put(
+            (
+                ckpt["model.head.bias"].read().tolist(),
+                ckpt["model.embed.weight"][1].tolist(),
+                len(ckpt.read()),
+            )
+        )
     except BaseException as error:
         queue.put(repr(error))
 
@@ -676,6 +778,9 @@ def test_processes(path, method, monkeypatch):
     """A fork reads through the descriptor that it inherits, a spawned process opens the path again."""
     monkeypatch.setenv("FASTCKPT_SERIAL_BELOW", "0")
     context = multiprocessing.get_context(method)
+    assert (
+        torch.ones(300_000) + 1
+    ).sum() == 600_000  # in parallel: a fork has none of torch's threads
     with fastckpt.open(path, threads=2) as ckpt:
         ckpt["model.embed.weight"].read()
         queue = context.Queue()
@@ -725,5 +830,10 @@ def test_torch_is_not_needed(path):
     del obj["sparse"]
     torch.save(obj, path)
     script = textwrap.dedent(WITHOUT_TORCH)
-    done = subprocess.run([sys.executable, "-W", "error", "-c", script, path], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script, path],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.stdout, done.stderr) == ("fine\n", "")

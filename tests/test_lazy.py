@@ -71,8 +71,12 @@ with warnings.catch_warnings():
         "sparse_bsr": X.to_sparse_bsr((2, 2)),
         "parameter, sparse": torch.nn.Parameter(X.to_sparse()),
         "quantized": torch.quantize_per_tensor(X, 0.1, 2, torch.qint8),
-        "quantized by channel": torch.quantize_per_channel(X, torch.rand(4) + 0.1, torch.arange(4), 0, torch.quint8),
-        "parameter, quantized": torch.nn.Parameter(torch.quantize_per_tensor(X, 0.1, 2, torch.qint32), requires_grad=False),
+        "quantized by channel": torch.quantize_per_channel(
+            X, torch.rand(4) + 0.1, torch.arange(4), 0, torch.quint8
+        ),
+        "parameter, quantized": torch.nn.Parameter(
+            torch.quantize_per_tensor(X, 0.1, 2, torch.qint32), requires_grad=False
+        ),
         "meta": torch.empty(2, 3, device="meta", dtype=torch.int16),
         "meta scalar": torch.empty((), device="meta", requires_grad=True),
         "nested": torch.nested.nested_tensor([X, X[:1]]),
@@ -84,7 +88,11 @@ KINDS = {
     "quantized by channel": "quantized_per_channel", "parameter, quantized": "parameter", "meta": "meta", "meta scalar": "meta",
     "nested": "nested",
 }  # fmt: skip
-PLAIN = [name for name, t in LAYOUTS.items() if not (t.is_nested or t.is_quantized or t.is_meta or t.layout is not torch.strided)]
+PLAIN = [
+    name
+    for name, t in LAYOUTS.items()
+    if not (t.is_nested or t.is_quantized or t.is_meta or t.layout is not torch.strided)
+]
 OTHERS = [name for name in LAYOUTS if name not in PLAIN]
 
 
@@ -124,7 +132,11 @@ def test_plain_reads(name):
             same(torch.load(io.BytesIO(saved({name: real})))[name], lazy.read())
         part = lazy[...]
         assert type(part) is torch.Tensor
-        assert (part.dtype, part.requires_grad, part.shape) == (real.dtype, real.requires_grad, real.shape)
+        assert (part.dtype, part.requires_grad, part.shape) == (
+            real.dtype,
+            real.requires_grad,
+            real.shape,
+        )
         assert part.is_conj() == real.is_conj()
         assert part.is_neg() == real.is_neg()
         assert equal(part.detach(), real.detach().as_subclass(torch.Tensor))
@@ -159,12 +171,19 @@ def test_other_layouts(name):
         lazy = ckpt[name]
         same(torch.load(io.BytesIO(data))[name], lazy.read())
         same(torch.load(io.BytesIO(data))[name], lazy.torch())
-        with pytest.raises(UnsupportedError, match=rf"{name}: a {lazy.kind} tensor has no part; read\(\) gives it whole"):
+        with pytest.raises(
+            UnsupportedError,
+            match=rf"{name}: a {lazy.kind} tensor has no part; read\(\) gives it whole",
+        ):
             lazy[0]
         for what in ("stride", "storage_offset", "storage"):
             with pytest.raises(UnsupportedError, match=what):
                 getattr(lazy, what)
-        for convert in (lazy.numpy, lambda: np.asarray(lazy), lambda: lazy.read(out=bytearray(lazy.nbytes))):
+        for convert in (
+            lazy.numpy,
+            lambda: np.asarray(lazy),
+            lambda: lazy.read(out=bytearray(lazy.nbytes)),
+        ):
             with pytest.raises(UnsupportedError, match="read"):
                 convert()
 
@@ -184,7 +203,9 @@ SHAPES = {
     "overlapping": BASE.unfold(0, 20, 3),
     "unfolded twice": BASE.view(40, 50).unfold(0, 5, 2).unfold(1, 7, 3),
     "permuted": BASE.view(5, 8, 50).permute(2, 0, 1),
-    "channels last": BASE[: 2 * 3 * 4 * 5].view(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
+    "channels last": BASE[: 2 * 3 * 4 * 5]
+    .view(2, 3, 4, 5)
+    .contiguous(memory_format=torch.channels_last),
     "empty": torch.empty(0, 5, dtype=torch.int32),
     "empty inside": BASE[:0].view(3, 0, 4),
     "bytes": BASE.to(torch.uint8).view(40, 50)[1:],
@@ -198,8 +219,18 @@ def index_of(draw, shape):
     index = []
     for size in shape[: draw(st.integers(0, len(shape)))]:
         edge = st.integers(-size - 3, size + 3)
-        index.append(draw(edge | st.slices(size) | st.builds(slice, edge | st.none(), edge | st.none(), st.integers(1, 9) | st.none())))
-    index = [slice(i.start, i.stop, abs(i.step)) if isinstance(i, slice) and i.step else i for i in index]
+        index.append(
+            draw(
+                edge
+                | st.slices(size)
+                | st.builds(
+                    slice, edge | st.none(), edge | st.none(), st.integers(1, 9) | st.none()
+                )
+            )
+        )
+    index = [
+        slice(i.start, i.stop, abs(i.step)) if isinstance(i, slice) and i.step else i for i in index
+    ]
     if draw(st.booleans()):
         index.insert(draw(st.integers(0, len(index))), ...)
     return index[0] if len(index) == 1 and draw(st.booleans()) else tuple(index)
@@ -249,7 +280,9 @@ def test_slices(shapes, name):
         assert actual.shape == expected.shape
         assert np.array_equal(actual.numpy(), expected)
         useful = len(np.unique(expected)) * itemsize if itemsize > 1 else expected.size
-        assert counter.nbytes <= max(2.2 * useful, 4096 * counter.calls, real.size * itemsize if counter.calls == 1 else 0)
+        assert counter.nbytes <= max(
+            2.2 * useful, 4096 * counter.calls, real.size * itemsize if counter.calls == 1 else 0
+        )
 
     check()
 
@@ -316,12 +349,18 @@ class TestOut:
     }
 
     @pytest.mark.parametrize("make", TARGETS.values(), ids=TARGETS)
-    @pytest.mark.parametrize("values", [X, X.view(6, 4).t(), X[:1].expand(4, 6)], ids=["plain", "transposed", "expanded"])
+    @pytest.mark.parametrize(
+        "values", [X, X.view(6, 4).t(), X[:1].expand(4, 6)], ids=["plain", "transposed", "expanded"]
+    )
     def test_targets(self, make, values):
         out = make()
         with opened([values]) as ckpt:
             assert ckpt["0"].read(out=out) is out
-        flat = out.detach().numpy() if isinstance(out, torch.Tensor) else np.frombuffer(out, np.float32)
+        flat = (
+            out.detach().numpy()
+            if isinstance(out, torch.Tensor)
+            else np.frombuffer(out, np.float32)
+        )
         assert flat.reshape(4, 6).tolist() == values.tolist()
 
     @pytest.mark.parametrize("name", PLAIN)
@@ -373,13 +412,16 @@ class TestOut:
     @pytest.mark.parametrize("make", WRONG.values(), ids=WRONG)
     def test_refused(self, make):
         out = make()
-        with opened([X]) as ckpt, pytest.raises(ValueError, match="^out: "):
+        with opened([X]) as ckpt, pytest.raises(ValueError, match=r"^out: "):
             ckpt["0"].read(out=out)
 
     def test_a_conjugated_target(self):
         """Its memory holds other values than it shows."""
         out = torch.zeros(3, dtype=torch.complex64).conj()
-        with opened([torch.ones(3, dtype=torch.complex64)]) as ckpt, pytest.raises(ValueError, match="^out: "):
+        with (
+            opened([torch.ones(3, dtype=torch.complex64)]) as ckpt,
+            pytest.raises(ValueError, match=r"^out: "),
+        ):
             ckpt["0"].read(out=out)
 
     @pytest.mark.parametrize("out", [5, "text", [1.0] * 24, None.__class__], ids=repr)
@@ -486,12 +528,20 @@ class TestTransformed:
         content = {"data.pkl": None, "byteorder": byteorder, "data/0": None, "version": b"3\n"}
         for name, data in records_of(saved({"x": X, "t": X.t(), "row": X[2, 1:]})).items():
             if name in content and content[name] is None:
-                content[name] = X.numpy().astype(">f4").tobytes() if swap and name == "data/0" else data
-        return archive([Entry(f"archive/{name}", data, method=method) for name, data in content.items()])
+                content[name] = (
+                    X.numpy().astype(">f4").tobytes() if swap and name == "data/0" else data
+                )
+        return archive(
+            [Entry(f"archive/{name}", data, method=method) for name, data in content.items()]
+        )
 
     @pytest.mark.parametrize(
         "how",
-        [{"method": 8}, {"byteorder": b"big", "swap": True}, {"method": 8, "byteorder": b"big", "swap": True}],
+        [
+            {"method": 8},
+            {"byteorder": b"big", "swap": True},
+            {"method": 8, "byteorder": b"big", "swap": True},
+        ],
         ids=["deflated", "big-endian", "both"],
     )
     @pytest.mark.parametrize("wrap", [bytes, Counting], ids=["bytes", "object"])
@@ -521,7 +571,9 @@ def records_of(data):
 
 def test_meta_storages():
     """They have a place in the file's object, and no values to slice."""
-    data = legacy_stream({"m": tensor(storage("0", 6, location="meta"), (2, 3))}, {"0": (6, floats(*range(6)))})
+    data = legacy_stream(
+        {"m": tensor(storage("0", 6, location="meta"), (2, 3))}, {"0": (6, floats(*range(6)))}
+    )
     with fastckpt.open(data) as ckpt:
         assert ckpt["m"].shape == (2, 3)
         assert ckpt["m"].read().is_meta
@@ -578,7 +630,12 @@ def test_bare_storages():
         assert list(ckpt) == ["t"]
         tree = ckpt.tree
         typed, untyped = tree["s"], tree["u"]
-        assert (typed.dtype, typed.nbytes, untyped.dtype, untyped.nbytes) == ("int16", 12, "uint8", 4)
+        assert (typed.dtype, typed.nbytes, untyped.dtype, untyped.nbytes) == (
+            "int16",
+            12,
+            "uint8",
+            4,
+        )
         assert (typed.key, untyped.key) == ("0", "1")
         assert repr(typed) == "LazyStorage('0', int16, 12 bytes)"
         assert typed.read().tolist() == [0, 1, 2, 3, 4, 5]

@@ -105,14 +105,33 @@ def test_as_torch_writes_it(source):
 def test_many_storages(source, threads, monkeypatch):
     """Sizes around the distance from which counts are read one by one."""
     monkeypatch.setenv("FASTCKPT_SERIAL_BELOW", "0")
-    sizes = [0, 1, 3, 16370, 16376, 16377, 16383, 16384, 16385, 65527, 65528, 65529, 65536, 100_000, 5, 0]
+    sizes = [
+        0,
+        1,
+        3,
+        16370,
+        16376,
+        16377,
+        16383,
+        16384,
+        16385,
+        65527,
+        65528,
+        65529,
+        65536,
+        100_000,
+        5,
+        0,
+    ]
     obj = {str(i): torch.arange(n).to(torch.uint8) for i, n in enumerate(sizes)}
     out = io.BytesIO()
     torch.save(obj, out, _use_new_zipfile_serialization=False)
     same(obj, fastckpt.load(source(out.getvalue()), threads=threads))
 
 
-@pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64", "float8_e5m2", "float8_e8m0fnu", "complex32", "bits16"])
+@pytest.mark.parametrize(
+    "dtype", ["uint16", "uint32", "uint64", "float8_e5m2", "float8_e8m0fnu", "complex32", "bits16"]
+)
 def test_dtypes_that_torch_cannot_read_back(dtype):
     """torch writes them through untyped storages, and fails to read those from a stream."""
     bits = torch.arange(24, dtype=torch.uint8)
@@ -185,6 +204,11 @@ class TestViews:
             assert ckpt["slice"].read().untyped_storage()._cdata == part.untyped_storage()._cdata
             assert ckpt.tree["bare"].nbytes == 20
 
+    def test_a_slice_of_everything(self, source):
+        obj = {"v": tensor(storage("r", 10, view=("v", 0, 10)), (10,))}
+        with fastckpt.open(source(legacy_stream(obj, VIEWED))) as ckpt:
+            assert ckpt["v"][...].tolist() == ckpt["v"].read().tolist() == list(range(10))
+
     def test_in_numpy(self):
         loaded = fastckpt.load(legacy_stream(VIEWS, VIEWED), framework="numpy")
         assert loaded["slice"].tolist() == [[2, 3], [4, 5]]
@@ -205,7 +229,7 @@ class TestViews:
     )  # fmt: skip
     def test_impossible(self, source, view):
         data = legacy_stream([tensor(storage("r", 10, view=view), (1,))], VIEWED)
-        with pytest.raises(FormatError, match="view|slice|storage"):
+        with pytest.raises(FormatError, match=r"view|slice|storage"):
             fastckpt.load(source(data))
 
     def test_a_tensor_beyond_its_slice(self):
@@ -254,9 +278,15 @@ class TestWholeModules:
     def test_the_class_itself(self):
         with pytest.raises(UnsafePickleError, match=r"models\.net\.Net"):
             fastckpt.load(legacy_stream([MODULE], {}))
-        assert fastckpt.load(legacy_stream([MODULE], {}), unknown="opaque")[0].qualname == "models.net.Net"
+        assert (
+            fastckpt.load(legacy_stream([MODULE], {}), unknown="opaque")[0].qualname
+            == "models.net.Net"
+        )
 
-    @pytest.mark.parametrize("pid", [("module",), ("module", 5, "a", "b"), ("module", "x", "a", "b"), ("module", None, None)])
+    @pytest.mark.parametrize(
+        "pid",
+        [("module",), ("module", 5, "a", "b"), ("module", "x", "a", "b"), ("module", None, None)],
+    )
     def test_malformed(self, pid):
         data = legacy_stream(Call(Pid(pid)), {})
         with pytest.raises(CheckpointError):
@@ -286,7 +316,14 @@ def test_unknown_names_in_any_pickle(source, place):
 
 
 def test_odd_system_info_is_not_looked_at(source):
-    for sys_info in (None, {}, {"little_endian": False}, "anything", [1, 2], {"protocol_version": 7}):
+    for sys_info in (
+        None,
+        {},
+        {"little_endian": False},
+        "anything",
+        [1, 2],
+        {"protocol_version": 7},
+    ):
         same(expected(), fastckpt.load(source(legacy_stream(OBJECT, STORAGES, sys_info=sys_info))))
 
 
@@ -295,16 +332,25 @@ def test_odd_system_info_is_not_looked_at(source):
 
 def test_python2_text(source):
     """str was bytes; whoever wrote it knows in which encoding."""
-    data = legacy_stream({"größe": tensor(storage("9", 2, "LongStorage"), (2,)), "s": "ü"}, {"9": STORAGES["9"]}, python2=True)
+    data = legacy_stream(
+        {"größe": tensor(storage("9", 2, "LongStorage"), (2,)), "s": "ü"},
+        {"9": STORAGES["9"]},
+        python2=True,
+    )
     n = torch.tensor([7, -8])
     same({"größe": n, "s": "ü"}, fastckpt.load(source(data), encoding="latin1"))
-    same({"größe".encode("latin-1"): n, b"s": b"\xfc"}, fastckpt.load(source(data), encoding="bytes"))
+    same(
+        {"größe".encode("latin-1"): n, b"s": b"\xfc"}, fastckpt.load(source(data), encoding="bytes")
+    )
     with pytest.raises(FormatError, match="encoding='latin1' decodes any"):
         fastckpt.load(source(data))
     with fastckpt.open(source(data), encoding="latin1") as ckpt:
         assert ckpt["größe"][1].item() == -8
     for options in ({"encoding": "latin1"}, {"encoding": "bytes"}):
-        same(torch.load(io.BytesIO(data), weights_only=False, **options), fastckpt.load(data, **options))
+        same(
+            torch.load(io.BytesIO(data), weights_only=False, **options),
+            fastckpt.load(data, **options),
+        )
 
 
 def test_python2_ascii(source):
@@ -357,7 +403,9 @@ def test_wrong_keys(source, keys, words):
 @pytest.mark.parametrize("count", [-1, 0, 1, 5, 7, 2**31, 2**62, 2**63 - 1, -(2**63)])
 def test_wrong_counts(source, key, count):
     data = legacy_stream(OBJECT, STORAGES, counts={key: count})
-    with pytest.raises(FormatError, match=rf"counts {count} elements, the pickle says [26];") as caught:
+    with pytest.raises(
+        FormatError, match=rf"counts {count} elements, the pickle says [26];"
+    ) as caught:
         fastckpt.load(source(data))
     assert caught.value.record == key
     assert data[caught.value.offset :].startswith(struct.pack("<q", count))
@@ -367,7 +415,10 @@ def test_wrong_count_far_behind(source):
     """The first of many that is wrong is named."""
     obj = {str(i): tensor(storage(f"{i:04}", 3), (3,)) for i in range(3000)}
     storages = {f"{i:04}": (3, floats(i, i, i)) for i in range(3000)}
-    same({str(i): torch.full((3,), float(i)) for i in range(3000)}, fastckpt.load(source(legacy_stream(obj, storages))))
+    same(
+        {str(i): torch.full((3,), float(i)) for i in range(3000)},
+        fastckpt.load(source(legacy_stream(obj, storages))),
+    )
     with pytest.raises(FormatError, match=r"storage '2345' .* counts 4 elements"):
         fastckpt.load(source(legacy_stream(obj, storages, counts={"2345": 4, "2999": 5})))
 
@@ -429,14 +480,16 @@ def test_one_key_with_two_dtypes():
 
 @pytest.mark.parametrize("wrong", [1000, 1002, 0, -1, 2**40, "1001", None, True, [1001]], ids=repr)
 def test_other_versions(source, wrong):
-    with pytest.raises((UnsupportedError, FormatError), match=r"the protocol version is .*1001 is known"):
+    with pytest.raises(
+        (UnsupportedError, FormatError), match=r"the protocol version is .*1001 is known"
+    ):
         fastckpt.load(source(legacy_stream({}, {}, version=wrong)))
 
 
 def test_other_magic():
     """Where the first number is another one, it is no checkpoint; where it is no number, neither."""
     for magic in (17, 0, None, "x", b"PK"):
-        with pytest.raises(FormatError, match="pickle|magic number"):
+        with pytest.raises(FormatError, match=r"pickle|magic number"):
             fastckpt.load(legacy_stream({}, {}, magic=magic))
 
 
@@ -465,13 +518,20 @@ def test_every_truncation(kind, tmp_path, protocol):
 
 
 def test_truncation_names_the_storage():
-    with pytest.raises(FormatError, match=r"storage '1' at byte \d+ takes 9 bytes, 8 are left; the file is cut short"):
+    with pytest.raises(
+        FormatError,
+        match=r"storage '1' at byte \d+ takes 9 bytes, 8 are left; the file is cut short",
+    ):
         fastckpt.load(SMALL[:-1])
     with pytest.raises(FormatError, match=r"storage '0' at byte \d+ takes 16 bytes, 12 are left"):
         fastckpt.load(SMALL[: -9 - 4])
 
 
-@pytest.mark.parametrize("behind", [b"x", bytes(5), b"PK\3\4", GOOD, b"\x80\2."], ids=["x", "zeros", "zip", "stream", "pickle"])
+@pytest.mark.parametrize(
+    "behind",
+    [b"x", bytes(5), b"PK\3\4", GOOD, b"\x80\2."],
+    ids=["x", "zeros", "zip", "stream", "pickle"],
+)
 def test_bytes_behind(source, behind):
     same(expected(), fastckpt.load(source(GOOD + behind)))
 
@@ -495,7 +555,9 @@ def test_random_damage_never_crashes():
 
 
 @pytest.mark.parametrize("padding", range(8))
-@pytest.mark.parametrize("options", [{}, {"mmap": True}, {"threads": 2}], ids=["read", "mapped", "threads"])
+@pytest.mark.parametrize(
+    "options", [{}, {"mmap": True}, {"threads": 2}], ids=["read", "mapped", "threads"]
+)
 def test_data_lies_anywhere(tmp_path, padding, options):
     """Nothing in a stream is aligned; what is loaded always is."""
     obj = {
@@ -522,7 +584,11 @@ def test_data_lies_anywhere(tmp_path, padding, options):
 
 
 def test_big_endian_writers_wrote_little_endian(source):
-    info = {"protocol_version": 1001, "little_endian": False, "type_sizes": {"short": 2, "int": 4, "long": 8}}
+    info = {
+        "protocol_version": 1001,
+        "little_endian": False,
+        "type_sizes": {"short": 2, "int": 4, "long": 8},
+    }
     data = legacy_stream(OBJECT, STORAGES, sys_info=info)
     same(torch.load(io.BytesIO(data)), fastckpt.load(source(data)))
 
@@ -539,15 +605,21 @@ S = storage("10", 6)
 FORMS = {
     "0.1.10 tensors": old("torch.FloatTensor", state=(S, 0, (2, 3), (3, 1))),
     "0.1.11 tensors": old("torch._utils._rebuild_tensor", S, 0, (2, 3), (3, 1)),
-    "0.4 hooks None": Call(Name("torch._utils", "_rebuild_tensor_v2"), (S, 0, (2, 3), (3, 1), False, None)),
+    "0.4 hooks None": Call(
+        Name("torch._utils", "_rebuild_tensor_v2"), (S, 0, (2, 3), (3, 1), False, None)
+    ),
     "parameters of 0.1 to 0.3": old(
-        "torch.nn.parameter.Parameter", old("torch._utils._rebuild_tensor", S, 0, (2, 3), (3, 1)), state=(True, False, None)
+        "torch.nn.parameter.Parameter",
+        old("torch._utils._rebuild_tensor", S, 0, (2, 3), (3, 1)),
+        state=(True, False, None),
     ),
     "parameters of 2016": old(
         "torch.nn.parameter.Parameter",
         state=(old("torch._utils._rebuild_tensor", S, 0, (2, 3), (3, 1)), None, None, False, False),
     ),
-    "parameters of 1.0": old("torch._utils._rebuild_parameter", tensor(S, (2, 3)), True, old("collections.OrderedDict")),
+    "parameters of 1.0": old(
+        "torch._utils._rebuild_parameter", tensor(S, (2, 3)), True, old("collections.OrderedDict")
+    ),
     "ordered dicts of Python 2": old("collections.OrderedDict", [["w", tensor(S, (2, 3))]]),
 }
 
@@ -561,7 +633,13 @@ def test_old_forms(source, obj):
 def test_variables():
     """autograd.Variable is today's tensor."""
     inner = old("torch._utils._rebuild_tensor", S, 0, (2, 3), (3, 1))
-    obj = [old("torch.autograd.variable.Variable", inner, state=(True, False, old("collections.OrderedDict")))]
+    obj = [
+        old(
+            "torch.autograd.variable.Variable",
+            inner,
+            state=(True, False, old("collections.OrderedDict")),
+        )
+    ]
     (loaded,) = fastckpt.load(legacy_stream(obj, {"10": STORAGES["10"]}))
     assert type(loaded) is torch.Tensor
     assert loaded.requires_grad

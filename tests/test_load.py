@@ -10,6 +10,8 @@ import tempfile
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fastckpt
 from objects import Dripping, one_of_each, saved, torch_loads
@@ -198,6 +200,23 @@ def test_contexts_of_a_pickle_that_is_run(context):
     with CONTEXTS[context]():
         loaded = fastckpt.load(data, weights_only=False)
     same(expected, loaded)
+
+
+@pytest.mark.skipif("not hasattr(torch._guards, 'active_fake_mode') or torch.__version__.startswith('2.7')", reason="older fake tensors are on the meta device")
+@pytest.mark.parametrize("location", [None, "cpu", "meta", {"cpu": "meta"}], ids=repr)
+@pytest.mark.parametrize("weights_only", [True, False])
+def test_fake_tensors(location, weights_only):
+    """Under FakeTensorMode nothing is read, and the tensors know where they would be."""
+    data = saved({"a": torch.ones(3), "b": torch.ones(4, 5)[1:].t(), "p": nn.Parameter(torch.ones(2))})
+    damaged = with_damage(data, "data/0", "data/1", "data/2")
+    with FakeTensorMode():
+        expected = torch_loads(data, location)
+        loaded = fastckpt.load(damaged, location, weights_only=weights_only)
+    for name, tensor in expected.items():
+        assert loaded[name].device == tensor.device
+        assert loaded[name].requires_grad == tensor.requires_grad
+        assert (loaded[name].shape, loaded[name].stride()) == (tensor.shape, tensor.stride())
+        assert type(loaded[name]) is type(tensor)
 
 
 KINDS = (

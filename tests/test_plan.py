@@ -31,13 +31,22 @@ class TestStorages:
     def test_swap_units(self):
         a, b, c = storage(0), storage(1, BYTE), storage(2, COMPLEX)
         view = storage(3, root=a, offset=4, nbytes=8)
-        assert swap_units([a, b, c], []) == {0: 4, 1: 1, 2: 4}  # of a complex number each part swaps alone
+        assert swap_units([a, b, c], []) == {
+            0: 4,
+            1: 1,
+            2: 4,
+        }  # of a complex number each part swaps alone
 
         def tensor(spec, dtype):
-            ref = storage_spec(spec.key, spec.dtype, spec.nbytes, "cpu", spec.index, spec.root, spec.offset)
+            ref = storage_spec(
+                spec.key, spec.dtype, spec.nbytes, "cpu", spec.index, spec.root, spec.offset
+            )
             return tensor_spec(ref, dtype, 0, (1,), (1,))
 
-        assert swap_units([a, b], [tensor(b, SHORT)]) == {0: 4, 1: 2}  # untyped bytes that a tensor gives a type
+        assert swap_units([a, b], [tensor(b, SHORT)]) == {
+            0: 4,
+            1: 2,
+        }  # untyped bytes that a tensor gives a type
         assert swap_units([a], [tensor(a, FLOAT), tensor(view, FLOAT)])[0] == 4
         with pytest.raises(UnsupportedError, match="no byte order is right for both"):
             swap_units([a], [tensor(a, FLOAT), tensor(view, SHORT)])
@@ -49,7 +58,9 @@ class TestStorages:
 def strided(view):
     """The elements of a View, which are their own positions."""
     flat = np.arange(100_000)
-    return np.lib.stride_tricks.as_strided(flat[view.offset :], view.shape, [8 * n for n in view.stride])
+    return np.lib.stride_tricks.as_strided(
+        flat[view.offset :], view.shape, [8 * n for n in view.stride]
+    )
 
 
 TENSORS = {
@@ -133,7 +144,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("index", REFUSED.values(), ids=REFUSED)
-@pytest.mark.parametrize("wrap", [lambda i: i, lambda i: (0, i), lambda i: (..., i)], ids=["alone", "second", "last"])
+@pytest.mark.parametrize(
+    "wrap", [lambda i: i, lambda i: (0, i), lambda i: (..., i)], ids=["alone", "second", "last"]
+)
 def test_refused_indices(index, wrap):
     with pytest.raises(TypeError, match=r"select a part|slice indices"):
         index_view((3, 4), (4, 1), 0, wrap(index))
@@ -153,7 +166,13 @@ def views(draw):
     """A View of any shape, whose strides may be dense, have gaps, overlap or be zero."""
     ndim = draw(st.integers(0, 4))
     shape = tuple(draw(st.lists(st.integers(0, 7), min_size=ndim, max_size=ndim)))
-    stride = tuple(draw(st.lists(st.sampled_from((0, 1, 2, 3, 5, 7, 30, 200, 1500)), min_size=ndim, max_size=ndim)))
+    stride = tuple(
+        draw(
+            st.lists(
+                st.sampled_from((0, 1, 2, 3, 5, 7, 30, 200, 1500)), min_size=ndim, max_size=ndim
+            )
+        )
+    )
     return View(draw(st.integers(0, 50)), shape, stride)
 
 

@@ -9,6 +9,7 @@ import io
 import os
 import pickle
 import types
+import warnings
 
 import numpy as np
 import pytest
@@ -300,9 +301,21 @@ class TestPickleModule:
         obj = {"function": lambda x: x + 1, "tensor": torch.ones(3)}
         file = io.BytesIO()
         torch.save(obj, file, pickle_module=dill)
+        file.seek(0)
         loaded = fastckpt.load(file, pickle_module=dill, weights_only=False)
         assert loaded["function"](1) == 2
         same(obj["tensor"], loaded["tensor"])
+
+
+def test_torchscript():
+    file = io.BytesIO()
+    with warnings.catch_warnings(action="ignore"):
+        torch.jit.save(torch.jit.script(nn.Linear(2, 3)), file)
+    file.seek(0)
+    with pytest.raises(fastckpt.UnsupportedError, match="torch.jit.load makes a module"):
+        fastckpt.load(file, weights_only=False)
+    loaded = fastckpt.load(file, unknown="opaque")
+    assert loaded.state["weight"].shape == (3, 2)
 
 
 def test_keys_need_a_pickle_that_is_not_run():

@@ -17,6 +17,7 @@ from .lazy import LazyStorage, LazyTensor, core_of
 from .limits import Limits
 from .loading import Reader, check_options, wants_mapping
 from .nodes import Opaque, duplicate
+from .plan import roots_of
 from .reading import place_storages
 from .selection import dotted, specs_in
 from .source import FileSource, open_source
@@ -223,7 +224,7 @@ class Checkpoint(Mapping):
     def whole_storage(self, storage):
         """All bytes of a storage, verified: a writable buffer of them."""
         options = {"verify": self.verify, "threads": self.threads, "map_file": self.map_file}
-        places = place_storages(self.contents, [storage], self.contents.unpickled.tensors, **options)
+        places = place_storages(self.contents, [*roots_of([storage]), storage], self.contents.unpickled.tensors, **options)
         owner, offset = places[storage.index]
         if offset == 0 and memoryview(owner).nbytes == storage.nbytes:
             return owner

@@ -230,6 +230,9 @@ class LazyTensor:
         spec = self._plain("values to fill a buffer with")
         raw = np.dtype(f"V{spec.itemsize}")
         target = self._checkpoint.writable_bytes(out, spec)
+        if (spec.conj or spec.neg) and hasattr(out, "copy_"):  # torch can what NumPy cannot, for complex32
+            out.detach().copy_(self.torch())
+            return out
         owner, start, stride = self._read(View(spec.offset, spec.shape, spec.stride))
         values = spec.conj or spec.neg
         dtype = numpy_dtype(spec.dtype) if values else raw

@@ -162,14 +162,15 @@ class Reader:
             return
         for qualname, note in unknown:
             if qualname not in self.allowed or note:
+                record = "data.pkl" if self.contents.kind == "zip" else None
                 raise UnsafePickleError(
-                    f"{self.where}record 'data.pkl': the pickle names {qualname}{note and ' ' + note}, which is not known to "
+                    f"{self.where}{'' if record is None else f'record {record!r}: '}the pickle names {qualname}{note and ' ' + note}, which is not known to "
                     f"be plain data; nothing was run. unknown='opaque' loads the rest with inert stand-ins, "
                     f"torch.serialization.add_safe_globals allows a class you trust, and weights_only=False runs the pickle "
                     f"of a file you trust",
                     qualname=qualname,
                     path=self.contents.source.name,
-                    record="data.pkl",
+                    record=record,
                 )
 
     def refuse_undecodable(self, unpickled):

@@ -46,6 +46,8 @@ class NumpyBridge:
         if spec.nbytes < dtype.itemsize:
             return np.empty(0, dtype)
         owner, offset = self.places[spec.index]
+        if owner is None:
+            raise UnsupportedError(f"{self.where}storage {spec.key!r} is on the meta device, it has no values")
         return np.frombuffer(owner, dtype, count=spec.nbytes // dtype.itemsize, offset=offset)
 
     def tensors(self, specs):

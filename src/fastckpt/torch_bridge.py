@@ -92,10 +92,12 @@ class Placement:
             )
         self.map_location = map_location
         self.missing = set()  # locations that were warned about
+        # Under FakeTensorMode there is no memory: tensors say where they would be.
+        self.fake = torch._guards.detect_fake_mode(None) is not None
 
     @property
     def reads_nothing(self):
-        return self.map_location == "meta"
+        return self.fake or self.map_location == "meta"
 
     @property
     def keeps_cpu(self):
@@ -181,7 +183,10 @@ class TorchBridge:
 
     def make_storage(self, spec):
         if self.placement.reads_nothing or spec.location == "meta":
-            return torch.UntypedStorage(spec.nbytes, device="meta")
+            storage = torch.UntypedStorage(spec.nbytes, device="meta")
+            if self.placement.fake:
+                storage._fake_device = self.placement.location(spec.location)  # where torch's own functions look
+            return storage
         if spec.nbytes == 0:
             return self.placement.place(torch.UntypedStorage(0), spec.location)
         if spec.root is not None:  # a storage of its own over a part of another's memory
@@ -208,6 +213,8 @@ class TorchBridge:
             return None  # its quantizer stands in the node around it
         tensor = torch.empty(0, dtype=torch_dtype(spec.dtype), device=storage.device)
         tensor.set_(storage, spec.offset, spec.shape, spec.stride)
+        if self.placement.fake:
+            tensor.fake_device = torch.device(self.placement.location(spec.storage.location))
         if spec.requires_grad:
             tensor.requires_grad_(True)
         if spec.conj or spec.neg:

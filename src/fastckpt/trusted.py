@@ -6,7 +6,7 @@ The storages are found with the data-only machine, read in parallel and verified
 import io
 import pickle
 
-from .errors import FormatError
+from .errors import FormatError, UnsupportedError
 
 RENAMED_MODULES = {"torch.tensor": "torch._tensor"}  # torch 1.7 wrote the first
 
@@ -18,6 +18,12 @@ def unpickle_trusted(reader, keys, pickle_module, **options):
     if keys is not None:
         raise TypeError("keys= needs weights_only=True: the pickle is run as a whole otherwise")
     contents = reader.contents
+    if contents.kind == "zip" and contents.archive.is_torchscript:
+        raise UnsupportedError(
+            f"{contents.source.name}: a TorchScript archive, of which torch.jit.load makes a module; its tensors can be read "
+            f"with weights_only=True and unknown='opaque'",
+            path=contents.source.name,
+        )
     unpickled = contents.unpickled
     bridge = reader.bridge(unpickled.storages)
     by_key = {spec.key: spec for spec in unpickled.storages if spec.root is None}
