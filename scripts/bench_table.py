@@ -13,8 +13,8 @@ from pathlib import Path
 
 RESULTS = Path(__file__).resolve().parent.parent / "asv_bench" / ".asv" / "results"
 # The parameters that become columns, and what each is compared with: the first that stands here.
-COMPARED = ("reader", "writer", "machine")
-FIRST = ("torch.load", "torch.load, mmap", "torch.save", "C pickle that makes nothing")
+COMPARED = ("reader", "writer", "machine", "setting")
+FIRST = ("torch.load", "torch.load, mmap", "torch.save", "default", "C pickle that makes nothing")
 
 
 def newest():
@@ -147,9 +147,27 @@ def main():
     parser.add_argument(
         "results", nargs="?", type=Path, help="a result file of asv; the newest by default"
     )
-    path = parser.parse_args().results or newest()
-    print(f"{circumstances(path)}\n")
-    print("\n".join(tables(read_results(path))))
+    parser.add_argument(
+        "--into", type=Path, metavar="DOCUMENT", help="replace the tables that stand in it"
+    )
+    options = parser.parse_args()
+    path = options.results or newest()
+    text = "\n".join([f"{circumstances(path)}\n", *tables(read_results(path))])
+    print(text)
+    if options.into:
+        replace_part(options.into, "make bench", text)
+
+
+def replace_part(document, name, text):
+    """Put text between the comments ``<!-- name -->`` and ``<!-- end of name -->`` of a document."""
+    first, last = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+    before, found, rest = document.read_text().partition(first)
+    _, found_last, after = rest.partition(last)
+    if not found or not found_last:
+        sys.exit(
+            f"{document}: the comments {first.strip()} and {last} are missing; they say where the figures go"
+        )
+    document.write_text(f"{before}{first}\n{text}\n\n{last}{after}")
 
 
 if __name__ == "__main__":

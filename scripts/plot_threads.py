@@ -1,7 +1,7 @@
 """Plot GB/s against the number of threads: loads, and what the machine allows (read_limit.c).
 
 The file is in the page cache. Each measurement is the first load of a fresh process, all take turns, and the best
-of all rounds counts: other work on the machine only ever takes away.
+of all rounds counts: other work on the machine only ever takes away. It is waited for, too (--patience).
 """
 
 import argparse
@@ -11,7 +11,10 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
+
+from bench_table import replace_part
 
 PROJECT = Path(__file__).resolve().parent.parent
 LIMIT, OURS, UNVERIFIED = "limit of the machine", "fastckpt", "fastckpt, verify=False"
@@ -76,7 +79,31 @@ class Bench:
         return float(done.stdout)
 
 
-def measure_all(mb, counts, rounds, folder):
+def wait_for_quiet(seconds):
+    """Wait, at most so long, until the CPUs are idle: what else runs would be measured, too."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and busy_share() > 0.1:
+        pass
+
+
+def busy_share(period=0.2):
+    """Which part of the CPUs' time is used by somebody; 0 where the system does not say."""
+    before = cpu_times()
+    time.sleep(period if before else 0)
+    spent = [now - then for now, then in zip(cpu_times(), before, strict=True)]
+    idle = sum(spent[3:5])  # nothing to do, and nothing but a disk to wait for
+    return 1 - idle / sum(spent) if sum(spent) else 0.0
+
+
+def cpu_times():
+    try:
+        words = Path("/proc/stat").read_text().splitlines()[0].split()
+    except OSError:
+        return []
+    return list(map(int, words[1:9]))
+
+
+def measure_all(mb, counts, rounds, folder, patience):
     """{series: {threads: best GB/s}}."""
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         bench = Bench(scratch, mb)
@@ -84,6 +111,7 @@ def measure_all(mb, counts, rounds, folder):
         for done in range(rounds):
             for series, found in best.items():
                 for threads in counts[:1] if series in FLAT else counts:
+                    wait_for_quiet(patience)
                     found[threads] = max(found.get(threads, 0), bench.measure(series, threads))
             print(f"round {done + 1} of {rounds}", file=sys.stderr)
     for series in FLAT:
@@ -182,16 +210,28 @@ def main():
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
+        "--patience",
+        type=float,
+        default=5,
+        metavar="SECONDS",
+        help="how long to wait for idle CPUs before each measurement",
+    )
+    parser.add_argument(
         "--folder", help="where the file is written; the default is where temporary files are"
     )
     parser.add_argument("--out", type=Path, default=PROJECT / "docs" / "threads.svg")
+    parser.add_argument(
+        "--into", type=Path, metavar="DOCUMENT", help="replace the table that stands in it"
+    )
     options = parser.parse_args()
     counts = sorted(set(map(int, options.threads.split(","))))
-    best = measure_all(options.mb, counts, options.rounds, options.folder)
+    best = measure_all(options.mb, counts, options.rounds, options.folder, options.patience)
     caption = f"{options.mb} MB, best of {options.rounds}, {cores} CPUs."
     options.out.write_text(draw(best, counts, caption))
-    print("\n".join(table(best, counts)))
-    print(f"\n{caption} The plot is in {options.out}.")
+    text = "\n".join([f"GB/s; {caption}\n", *table(best, counts)])
+    print(f"{text}\n\nThe plot is in {options.out}.")
+    if options.into:
+        replace_part(options.into, "plot_threads.py", text)
 
 
 if __name__ == "__main__":

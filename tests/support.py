@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+TORCH = tuple(int(number) for number in torch.__version__.split(".")[:2])
+
 # What torch says once in a process about the kinds of tensors that tests make.
 QUIET = [
     pytest.mark.filterwarnings("ignore:.*(beta state|prototype stage|deprecated|experimental)"),

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,13 @@ KINDS = ("time_", "timeraw_", "peakmem_", "track_")
 @pytest.fixture(scope="module")
 def suite():
     """A function that imports a module of benchmarks."""
+    before = dict(os.environ)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(SUITE)
-        patch.setenv("FASTCKPT_BENCH_MB", "4")
-        patch.setenv("THP_MEM_ALLOC_ENABLE", "0")  # a reader sets it; afterwards it is gone again
+        os.environ["FASTCKPT_BENCH_MB"] = "4"
         yield lambda name: importlib.import_module(f"benchmarks.{name}")
+    os.environ.clear()  # benchmarks set variables, too
+    os.environ.update(before)
 
 
 @pytest.fixture(scope="module")

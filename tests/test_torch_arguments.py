@@ -11,7 +11,7 @@ from torch import nn
 
 import fastckpt
 from objects import saved, torch_loads
-from support import QUIET, same
+from support import QUIET, TORCH, same
 from ziprewrite import big_endian, rewritten, swapped
 
 pytestmark = QUIET
@@ -135,7 +135,7 @@ def test_environment(environment, weights_only, runs, monkeypatch):
 
 
 # Before, torch took these words in lower case only; before 2.6 it ran every pickle.
-AS_TORCH_DOES_TODAY = tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 13)
+AS_TORCH_DOES_TODAY = TORCH >= (2, 13)
 
 
 def whether_it_runs(load, source, weights_only):

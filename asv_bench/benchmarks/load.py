@@ -26,6 +26,32 @@ class Load(Fresh):
         self.measure(self.path)
 
 
+SETTINGS = {
+    "default": ({}, {}),
+    "threads=1": ({"threads": 1}, {}),
+    "verify=False": ({"verify": False}, {}),
+    "FASTCKPT_CRC=portable": ({}, {"FASTCKPT_CRC": "portable"}),
+    "FASTCKPT_HUGEPAGES=0": ({}, {"FASTCKPT_HUGEPAGES": "0"}),
+}
+
+
+class Settings(Fresh):
+    """What each part of a load is worth: the large file with one thing changed."""
+
+    params = [list(SETTINGS)]
+    param_names = ["setting"]
+
+    def setup(self, folder, setting):
+        options, environment = SETTINGS[setting]
+        os.environ.update(environment)
+        load = WHOLE["fastckpt"]()
+        self.path = path_of(folder, "large", "zip")
+        self.start_fresh(folder, lambda path: load(path, **options), self.path)
+
+    def time_load_with(self, folder, setting):
+        self.measure(self.path)
+
+
 class LoadInto(Fresh):
     """Into the parameters of a model that is there."""
 
