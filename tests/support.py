@@ -10,7 +10,9 @@ TORCH = tuple(int(number) for number in torch.__version__.split(".")[:2])
 
 # What torch says once in a process about the kinds of tensors that tests make.
 QUIET = [
-    pytest.mark.filterwarnings("ignore:.*(beta state|prototype stage|deprecated|experimental)"),
+    pytest.mark.filterwarnings(
+        "ignore:.*(beta state|prototype stage|deprecated|experimental|Sparse invariant)"
+    ),
     pytest.mark.filterwarnings("ignore:Detected pickle protocol"),
 ]
 

@@ -40,7 +40,7 @@ def check(obj, legacy, protocol, folder):
     same(expected, fastckpt.load(path, weights_only=False), "weights_only=False")
 
 
-@settings(max_examples=120, derandomize=True, **COMMON)
+@settings(max_examples=100, derandomize=True, **COMMON)
 @given(saved_objects(), st.booleans(), PROTOCOLS)
 def test_load(tmp_path_factory, obj, legacy, protocol):
     check(obj, legacy, protocol, tmp_path_factory.getbasetemp())

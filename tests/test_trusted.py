@@ -312,7 +312,7 @@ def test_torchscript():
     with warnings.catch_warnings(action="ignore"):
         torch.jit.save(torch.jit.script(nn.Linear(2, 3)), file)
     file.seek(0)
-    with pytest.raises(fastckpt.UnsupportedError, match="torch.jit.load makes a module"):
+    with pytest.raises(fastckpt.UnsupportedError, match=r"torch.jit.load makes a module"):
         fastckpt.load(file, weights_only=False)
     loaded = fastckpt.load(file, unknown="opaque")
     assert loaded.state["weight"].shape == (3, 2)

@@ -147,7 +147,7 @@ def container_for(reader, container="zip"):
 def touch_memory(nbytes):
     """Touch and free as much memory as a load needs, until that is quick.
 
-    A virtual machine may have given free memory back to its host; the first touch of it takes 20 times as long as the
+    A virtual machine may have given free memory back to its host; the first touch of it takes many times as long as the
     next ones, and would be charged to whoever is measured first.
     """
     best, quick = 0.0, 0
@@ -236,7 +236,7 @@ class WithFiles(Measured):
 class Fresh(WithFiles):
     """Measures the first call of a process, and repeats that in new processes, in turns with other parameters.
 
-    Later calls find memory that the allocator has kept, and make torch.load look 3 to 5 times as fast as it is.
+    Later calls find memory that the allocator has kept, and make torch.load look several times as fast as it is.
     """
 
     repeat = 1

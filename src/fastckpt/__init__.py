@@ -1,8 +1,8 @@
 """Read torch.save files: fast, in parallel, verified, and without running a byte of them.
 
-    tensors = load("model.pt")                 # what torch.load gives
-    with open("model.pt") as checkpoint:       # a Mapping; no tensor is read yet
-        rows = checkpoint["embedding.weight"][:128]
+tensors = load("model.pt")                 # what torch.load gives
+with open("model.pt") as checkpoint:       # a Mapping; no tensor is read yet
+    rows = checkpoint["embedding.weight"][:128]
 """
 
 from importlib import import_module

@@ -4,4 +4,6 @@ from _typeshed import ReadableBuffer
 
 WRONG_COUNT: int
 
-def compare_counts(source: Any, offset: ReadableBuffer, expected: ReadableBuffer) -> tuple[int, int, int]: ...
+def compare_counts(
+    source: Any, offset: ReadableBuffer, expected: ReadableBuffer
+) -> tuple[int, int, int]: ...

@@ -24,7 +24,8 @@ cdef struct Cursor:
     int64_t nbytes
 
 
-cdef int count_at(const Origin* origin, Cursor* cursor, int64_t offset, int64_t next_offset, int64_t* count) noexcept nogil:
+cdef int count_at(const Origin* origin, Cursor* cursor, int64_t offset, int64_t next_offset,
+                  int64_t* count) noexcept nogil:
     """The integer at ``offset``, out of a window that reaches further where the next one is near."""
     cdef int status
     cdef int64_t room

@@ -6,7 +6,10 @@ MISSING_RECORD: int
 WRONG_SIZE: int
 
 def match_rows(
-    storages: list[StorageSpec], rows: dict[str, int], nbytes: ReadableBuffer, found: WriteableBuffer
+    storages: list[StorageSpec],
+    rows: dict[str, int],
+    nbytes: ReadableBuffer,
+    found: WriteableBuffer,
 ) -> tuple[int, int]: ...
 def roots_of(storages: list[StorageSpec]) -> list[StorageSpec]: ...
 def with_bytes(storages: list[StorageSpec]) -> list[StorageSpec]: ...

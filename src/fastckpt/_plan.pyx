@@ -17,8 +17,8 @@ cdef tuple ITEMSIZES = tuple(dtype.itemsize for dtype in DTYPES)
 def match_rows(list storages, dict rows, nbytes, found):
     """Look up the row of each storage and put it into ``found``, an int64 column as long as ``storages``.
 
-    ``rows`` maps storage keys to rows, ``nbytes`` is the int64 column of record sizes by row. A record may be longer than its
-    storage by less than one item. Returns (0, 0), or (MISSING_RECORD or WRONG_SIZE, position in ``storages``).
+    ``rows`` maps storage keys to rows, ``nbytes`` is the int64 column of record sizes by row. A record may be longer
+    than its storage by less than one item. Returns (0, 0), or (MISSING_RECORD or WRONG_SIZE, position in ``storages``).
     """
     cdef Held held
     cdef StorageSpec storage

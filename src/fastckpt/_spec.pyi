@@ -1,5 +1,6 @@
-from typing import Any
+from typing import Any, final
 
+@final
 class Global:
     module: str
     name: str
@@ -7,9 +8,11 @@ class Global:
     storage_dtype: int
     rebuild: int
     def __init__(self, module: str, name: str, known: Any = None) -> None: ...
+    def __deepcopy__(self, memo: Any) -> Global: ...
     @property
     def qualname(self) -> str: ...
 
+@final
 class StorageSpec:
     key: str
     dtype: int
@@ -19,10 +22,13 @@ class StorageSpec:
     root: StorageSpec | None
     offset: int
 
+@final
 class StorageRef:
     storage: StorageSpec
     dtype: int
+    def __deepcopy__(self, memo: Any) -> StorageRef: ...
 
+@final
 class TensorSpec:
     storage: StorageSpec
     dtype: int
@@ -35,14 +41,27 @@ class TensorSpec:
     conj: bool
     neg: bool
     index: int
+    def __deepcopy__(self, memo: Any) -> TensorSpec: ...
     @property
     def itemsize(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
 
 def tensor_spec(
-    ref: StorageRef, dtype: int, offset: Any, shape: Any, stride: Any, index: int = -1, requires_grad: bool = False
+    ref: StorageRef,
+    dtype: int,
+    offset: Any,
+    shape: Any,
+    stride: Any,
+    index: int = -1,
+    requires_grad: bool = False,
 ) -> TensorSpec: ...
 def storage_spec(
-    key: str, dtype: int, nbytes: int, location: str, index: int, root: StorageSpec | None = None, offset: int = 0
+    key: str,
+    dtype: int,
+    nbytes: int,
+    location: str,
+    index: int,
+    root: StorageSpec | None = None,
+    offset: int = 0,
 ) -> StorageRef: ...

@@ -4,8 +4,8 @@
 
 Geometry is checked here, once, when a TensorSpec is made: a view that leaves its storage cannot exist.
 
-None of these can be part of a cycle (they hold text, numbers and each other, downwards), so the garbage collector need not
-look at them: it would, often, at every one of the tens of thousands of a large checkpoint.
+None of these can be part of a cycle (they hold text, numbers and each other, downwards), so the garbage
+collector need not look at them: it would, often, at every one of the tens of thousands of a large checkpoint.
 """
 
 cimport cython

@@ -6,5 +6,8 @@ class Storages:
     storages: list[StorageSpec]
     tensors: list[TensorSpec]
     def __init__(
-        self, storages: Iterable[StorageSpec] = (), tensors: Iterable[TensorSpec] = (), gradients: bool = True
+        self,
+        storages: Iterable[StorageSpec] = (),
+        tensors: Iterable[TensorSpec] = (),
+        gradients: bool = True,
     ) -> None: ...

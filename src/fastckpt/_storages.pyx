@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: freethreading_compatible=True
-"""The storages and tensors that one pickle describes: persistent ids and geometry into specs, in order of appearance."""
+"""The storages and tensors that one pickle describes: persistent ids and geometry into specs, as they appear."""
 
 from ._spec cimport Global, StorageSpec, new_storage, new_tensor, ref_as
 
@@ -93,7 +93,8 @@ cdef class Storages:
         if not isinstance(view, tuple) or len(view) != 3:
             raise FormatError(f"a storage view is {short(view)}, (key, offset, size) is expected")
         key, offset, size = view
-        if type(offset) is not int or type(size) is not int or offset < 0 or size < 0 or size > room or offset > room - size:
+        if (type(offset) is not int or type(size) is not int or offset < 0 or size < 0 or size > room
+                or offset > room - size):
             raise FormatError(f"a view of {short(size)} elements at {short(offset)} lies outside its storage "
                               f"{root.storage.key!r}, which has {room}")
         name = ("view", key_text(key))

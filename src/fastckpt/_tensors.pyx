@@ -2,8 +2,8 @@
 # cython: freethreading_compatible=True
 """Many tensors over memory of ours, made through DLPack in one loop: 0.25 us each, whatever their rank and dtype.
 
-``torch.frombuffer`` takes 0.55 us and knows one dimension, ``set_`` on an empty tensor 1.4. A tensor made here has a storage
-of its own, of exactly the bytes that its elements span.
+``torch.frombuffer`` takes 0.55 us and knows one dimension, ``set_`` on an empty tensor 1.4. A tensor made here has a
+storage of its own, of exactly the bytes that its elements span.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE
@@ -85,7 +85,7 @@ cdef object capsule_of(object owner, int64_t address, TensorSpec spec, int dtype
     Py_INCREF(owner)
     try:
         return PyCapsule_New(managed, UNUSED, drop_unused)
-    except:
+    except BaseException:
         let_go(managed)
         raise
 
@@ -93,9 +93,9 @@ cdef object capsule_of(object owner, int64_t address, TensorSpec spec, int dtype
 def make_tensors(list specs, list owners, address, tuple dtypes, list first, from_dlpack, bint any_location=False):
     """Make the tensors that are the first of their storage and span all of it; a list with None for every other spec.
 
-    ``owners`` and ``address`` say by storage index where its bytes are (owner None: nowhere). Storages that are not tagged
-    "cpu" are left out, unless ``any_location``; ``dtypes`` gives the DLPack (code, bits) of each dtype code, or None where it has none. The tensors made are put into ``first``,
-    by storage index.
+    ``owners`` and ``address`` say by storage index where its bytes are (owner None: nowhere). Storages that are not
+    tagged "cpu" are left out, unless ``any_location``; ``dtypes`` gives the DLPack (code, bits) of each dtype code, or
+    None where it has none. The tensors made are put into ``first``, by storage index.
     """
     cdef Held held
     held.count = 0

@@ -170,7 +170,7 @@ cdef class Substitution:
         return 0
 
     cdef object key(self, object value):
-        """What takes the place of a dict key or a set's member. All that it holds is made at once: it will be hashed."""
+        """What takes the place of a dict key or a set's member. All that it holds is made at once, to be hashed."""
         cdef int kind = kind_of(value)
         if kind == TUPLE and id(value) not in self.keyed:
             self.keyed.add(id(value))
@@ -299,7 +299,8 @@ def substitute(root, bridge, list tensors, max_depth=300):
 
 
 cdef bint is_tensor(int kind, object value):
-    return kind == TENSOR or kind == NODE and isinstance(value, TensorNode) and value.kind not in ("size", "device", "generator")
+    return kind == TENSOR or (kind == NODE and isinstance(value, TensorNode)
+                              and value.kind not in ("size", "device", "generator"))
 
 
 def children(value):
@@ -358,6 +359,19 @@ def named_leaves(root):
     where nesting is so deep that the paths would take memory out of proportion.
     """
     return walked(root, False)
+
+
+def is_flat(root):
+    """Whether an object is a plain dict of tensors by name, as a state dict is."""
+    if type(root) is not dict and type(root) is not collections.OrderedDict:
+        return False
+    cdef Py_ssize_t at = 0
+    cdef PyObject* key
+    cdef PyObject* value
+    while PyDict_Next(root, &at, &key, &value):
+        if type(<object> value) is not TensorSpec or type(<object> key) is not str:
+            return False
+    return not named_tensors(getattr(root, "__dict__", None))  # a module's state dict has versions there
 
 
 def named_tensors(root):

@@ -1,7 +1,9 @@
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, final
 
 from ._spec import Global, StorageSpec, TensorSpec
+from ._stack import Stack
+from ._storages import Storages
 from .errors import FormatError
 from .limits import Limits
 
@@ -22,18 +24,25 @@ class Unpickled:
     undecodable: bytes | None
     def __init__(self, machine: Any, obj: Any, end: int) -> None: ...
 
-class Machine:
-    storages: list[StorageSpec]
-    tensors: list[TensorSpec]
+@final
+class Machine(Stack):
+    described: Storages
     names: list[Global]
     unknown: list[tuple[str, str]]
     undecodable: bytes | None
+    def __init__(self, described: Storages) -> None: ...
     def note_unknown(self, qualname: str, note: str = "") -> None: ...
     def spend(self, count: int) -> None: ...
     def update(self, mapping: Any, pairs: Any) -> None: ...
     def check_keys(self, items: Any) -> None: ...
     def tensor(
-        self, ref: Any, offset: Any, size: Any, stride: Any, dtype: int | None = None, requires_grad: bool = False
+        self,
+        ref: Any,
+        offset: Any,
+        size: Any,
+        stride: Any,
+        dtype: int | None = None,
+        requires_grad: bool = False,
     ) -> TensorSpec: ...
     def call(self, callee: Any, args: tuple[Any, ...]) -> Any: ...
 

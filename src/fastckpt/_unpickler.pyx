@@ -65,7 +65,7 @@ class Truncated(FormatError):
 class Unpickled:
     """What a pickle holds: ``obj``, and by order of appearance all it names.
 
-    ``end`` is the number of bytes up to and with STOP; ``storages`` and ``tensors`` are specs (a spec's ``index`` is its place here),
+    ``end`` is the number of bytes up to and with STOP; ``storages`` and ``tensors`` are specs (``index`` is a place),
     ``names`` every Global, ``unknown`` the (qualname, note) of each that is not known to be plain data,
     ``undecodable`` the first Python 2 string that is not in the encoding, or None.
     """
@@ -125,7 +125,8 @@ cdef class Machine(Stack):
         """A strided tensor in a storage that a persistent id named."""
         return self.add_tensor(ref, dtype, offset, size, stride, requires_grad)
 
-    cdef TensorSpec add_tensor(self, object ref, object dtype, object offset, object size, object stride, bint requires_grad):
+    cdef TensorSpec add_tensor(self, object ref, object dtype, object offset, object size, object stride,
+                               bint requires_grad):
         sizes = sizes_of(size)
         self.spend(len(sizes))
         return self.described.tensor(ref, dtype, offset, sizes, sizes_of(stride), requires_grad)
@@ -175,7 +176,8 @@ cdef class Machine(Stack):
     cdef TensorSpec dense(self, tuple args, object dtype, bint requires_grad):
         cdef TensorSpec spec = self.add_tensor(args[0], dtype, args[1], args[2], args[3], requires_grad)
         if QUANTIZED_BITS >> spec.dtype & 1:
-            raise FormatError(f"a tensor of {DTYPES[spec.dtype].name} has no quantizer, which says what its integers mean")
+            raise FormatError(f"a tensor of {DTYPES[spec.dtype].name} has no quantizer, which says what its integers "
+                              f"mean")
         return spec
 
     # -- persistent ids ----------------------------------------------------------------------------------------
@@ -218,8 +220,8 @@ cdef class Machine(Stack):
         for member in key:
             self.key_items_left -= 1
             if self.key_items_left < 0:
-                raise LimitError(f"hashing the keys of this pickle would visit more than {self.limits.key_items} objects "
-                                 f"(Limits.key_items raises the bound)")
+                raise LimitError(f"hashing the keys of this pickle would visit more than {self.limits.key_items} "
+                                 f"objects (Limits.key_items raises the bound)")
             if isinstance(member, (tuple, frozenset)):
                 self.count_key(member, level + 1)
         return 0
@@ -257,7 +259,8 @@ cdef class Machine(Stack):
     cdef object int_text(self, bytes raw):
         digits = raw.strip().rstrip(b"Ll")
         if len(digits) > self.limits.int_digits:
-            raise LimitError(f"an int of {len(digits)} digits; {self.limits.int_digits} are allowed (Limits.int_digits)")
+            raise LimitError(f"an int of {len(digits)} digits; {self.limits.int_digits} are allowed "
+                             f"(Limits.int_digits)")
         try:
             return int(digits)
         except ValueError:
@@ -344,7 +347,6 @@ cdef class Machine(Stack):
     cdef object run(self):
         """Execute up to STOP; the object on top of the stack."""
         cdef int op
-        cdef const uint8_t* at
         cdef uint64_t n
         cdef Py_ssize_t mark
         cdef object value, other
@@ -534,7 +536,7 @@ cdef class Machine(Stack):
             self.push(self.call(args[0], args[1:]))
         elif op == 0x82 or op == 0x83 or op == 0x84:  # EXT1 EXT2 EXT4
             n = self.need(1)[0] if op == 0x82 else le16(self.need(2)) if op == 0x83 else le32(self.need(4))
-            raise UnsafePickleError(f"entry {n} of the extension registry is named; what it stands for is not in the file",
+            raise UnsafePickleError(f"entry {n} of the extension registry is named; what it is, is not in the file",
                                     qualname=f"copyreg extension {n}")
         elif op == 0x97 or op == 0x98:  # NEXT_BUFFER READONLY_BUFFER
             raise UnsupportedError("the pickle refers to out-of-band buffers, which were written somewhere else")
@@ -596,7 +598,8 @@ def unpickle(data, *, int pids=0, tar_objects=None, storages=(), tensors=(), enc
     """Execute the pickle that ``data`` (bytes-like) begins with; an Unpickled.
 
     ``pids`` says what persistent ids may be; ``storages`` and ``tensors`` are specs that exist already, which those of
-    this pickle follow; without ``gradients`` no tensor gets requires_grad. ``where`` opens the message of every error, ``offset`` is where in it ``data`` begins.
+    this pickle follow; without ``gradients`` no tensor gets requires_grad. ``where`` opens the message of every error,
+    ``offset`` is where in it ``data`` begins.
     Raises FormatError (Truncated where the bytes end first), UnsafePickleError, UnsupportedError and LimitError;
     LookupError for an encoding or a way to treat errors that Python does not know.
     """
@@ -622,7 +625,7 @@ def unpickle(data, *, int pids=0, tar_objects=None, storages=(), tensors=(), enc
             located = type(error)(f"{where} at byte {place}: {error}", offset=place)
             located.__dict__.update({k: v for k, v in error.__dict__.items() if v is not None})
             raise located from None
-        except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, OverflowError, RecursionError) as error:
+        except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
             place = offset + (machine.op_at - machine.start)
             raise FormatError(f"{where} at byte {place}: {type(error).__name__}: {error}; "
                               f"the file is damaged, or no torch.save wrote it", offset=place) from error

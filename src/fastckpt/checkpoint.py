@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ._spec import TensorSpec
-from ._tree import named_tensors, substitute
+from ._tree import is_flat, named_tensors, substitute
 from .contents import open_contents
 from .dtypes import DTYPES, numpy_dtype
 from .errors import FormatError
@@ -59,7 +59,11 @@ class Checkpoint(Mapping):
 
     def __init__(self, f, **options):
         self._options = options
-        self.framework, self.unknown, self.map_location = options["framework"], options["unknown"], options["map_location"]
+        self.framework, self.unknown, self.map_location = (
+            options["framework"],
+            options["unknown"],
+            options["map_location"],
+        )
         self.threads, self.verify, limits = options["threads"], options["verify"], options["limits"]
         check_options(self.framework, self.unknown, True, None, self.map_location)
         self.limits = limits or Limits()
@@ -83,42 +87,59 @@ class Checkpoint(Mapping):
     # -- the mapping
 
     def _index(self):
-        """Name -> (path, leaf), and path -> leaf, made on first use."""
+        """Name -> leaf, made on first use."""
         if self._leaves is None:
-            found = named_tensors(self.contents.unpickled.obj)
-            names = [path[0] if len(path) == 1 and type(path[0]) is str else dotted(path) for path, _ in found]
-            leaves = dict(zip(names, found, strict=True))
-            if len(leaves) != len(found):
+            root = self.contents.unpickled.obj
+            if is_flat(root):  # most are: a dict of tensors, which is its own index
+                self._leaves = root
+            else:
+                found = named_tensors(root)
+                names = [
+                    path[0] if len(path) == 1 and type(path[0]) is str else dotted(path)
+                    for path, _ in found
+                ]
                 count = collections.Counter(names)
-                leaves = {
-                    path if count[name] > 1 else name: (path, leaf)
+                self._leaves = {
+                    path if count[name] > 1 else name: leaf
                     for name, (path, leaf) in zip(names, found, strict=True)
                 }
-            # A tensor of many names has one LazyTensor, which is called by the first.
-            self._paths = {id(leaf): path for path, leaf in reversed(found)}
-            self._leaves = leaves
         return self._leaves
 
     def __getitem__(self, name):
-        self.source.check_open()
-        leaves = self._index()
-        found = leaves.get(name)
-        if found is None and isinstance(name, tuple):
+        if self.source.closed:
+            self.source.check_open()
+        leaf = self._index().get(name)
+        if leaf is None:
+            leaf = self._leaf_at(name)
+        lazy = self._lazy.get(id(leaf))
+        return self._lazy_tensor(leaf) if lazy is None else lazy
+
+    def _leaf_at(self, name):
+        """The leaf at a path, which always works; KeyError for a name that is none, or that several paths have."""
+        if isinstance(name, tuple):
             if self._by_path is None:
-                self._by_path = {typed(path): (path, leaf) for path, leaf in leaves.values()}
-            found = self._by_path.get(typed(name))
-        if found is None:
-            alike = [path for path in leaves if isinstance(path, tuple) and dotted(path) == name]
-            if alike:
-                raise KeyError(f"{name!r} is ambiguous; use one of {', '.join(map(repr, alike[:4]))}")
-            raise KeyError(name)
-        return self._lazy_tensor(found[1])
+                self._by_path = {
+                    typed(path): leaf for path, leaf in named_tensors(self.contents.unpickled.obj)
+                }
+            if typed(name) in self._by_path:
+                return self._by_path[typed(name)]
+        alike = [path for path in self._index() if isinstance(path, tuple) and dotted(path) == name]
+        if alike:
+            raise KeyError(f"{name!r} is ambiguous; use one of {', '.join(map(repr, alike[:4]))}")
+        raise KeyError(name)
+
+    def path_of(self, leaf):
+        """The path of a tensor: the first, where it has several."""
+        if self._paths is None:
+            found = named_tensors(self.contents.unpickled.obj)
+            self._paths = {id(each): path for path, each in reversed(found)}
+        return self._paths.get(id(leaf), ())
 
     def _lazy_tensor(self, leaf):
         """One LazyTensor for each tensor of the file, however many names it has."""
         lazy = self._lazy.get(id(leaf))
         if lazy is None:
-            lazy = self._lazy.setdefault(id(leaf), LazyTensor(self, self._paths.get(id(leaf), ()), leaf))
+            lazy = self._lazy.setdefault(id(leaf), LazyTensor(self, leaf))
         return lazy
 
     def _lazy_storage(self, ref):
@@ -148,10 +169,11 @@ class Checkpoint(Mapping):
             unpickled = self.contents.unpickle_again()
         if self.unknown == "error":
             self._reader().refuse(self.contents.unpickled.unknown)
-        self._index()
         lazy = [self._lazy_tensor(spec) for spec in self.contents.unpickled.tensors]
         # Both objects come from one pickle, so their leaves have one order, but for those in sets.
-        pairs = zip(named_tensors(unpickled.obj), named_tensors(self.contents.unpickled.obj), strict=True)
+        pairs = zip(
+            named_tensors(unpickled.obj), named_tensors(self.contents.unpickled.obj), strict=True
+        )
         known = {id(leaf): original for (_, leaf), (_, original) in pairs if alike(leaf, original)}
         return substitute(unpickled.obj, LazyBridge(self, known), lazy, self.limits.object_depth)
 
@@ -161,7 +183,9 @@ class Checkpoint(Mapping):
         self.source.check_open()
         contents = self.contents
         crc32 = contents.records.crc32
-        with_crc = int(((crc32 > 0) | (crc32 == 0) & (contents.records.nbytes == 0)).sum())  # 0 says that none was computed
+        with_crc = int(
+            ((crc32 > 0) | (crc32 == 0) & (contents.records.nbytes == 0)).sum()
+        )  # 0 says that none was computed
         return {
             "name": self.source.name,
             "container": contents.kind,
@@ -224,7 +248,12 @@ class Checkpoint(Mapping):
     def whole_storage(self, storage):
         """All bytes of a storage, verified: a writable buffer of them."""
         options = {"verify": self.verify, "threads": self.threads, "map_file": self.map_file}
-        places = place_storages(self.contents, [*roots_of([storage]), storage], self.contents.unpickled.tensors, **options)
+        places = place_storages(
+            self.contents,
+            [*roots_of([storage]), storage],
+            self.contents.unpickled.tensors,
+            **options,
+        )
         owner, offset = places[storage.index]
         if offset == 0 and memoryview(owner).nbytes == storage.nbytes:
             return owner
@@ -251,7 +280,9 @@ class Checkpoint(Mapping):
             if out.shape not in (spec.shape, (spec.numel,)):
                 raise ValueError(f"out: an array of shape {out.shape}, the tensor has {spec.shape}")
             if out.flags.c_contiguous:
-                out = out.reshape(-1).view(np.uint8)  # as bytes: what is not NumPy's own type has no memoryview
+                out = out.reshape(-1).view(
+                    np.uint8
+                )  # as bytes: what is not NumPy's own type has no memoryview
         view = memoryview(out)
         if view.readonly or not view.c_contiguous:
             raise ValueError("out: a writable buffer without gaps is needed")
@@ -275,7 +306,9 @@ class Checkpoint(Mapping):
     def __reduce__(self):
         self.source.check_open()
         if not isinstance(self.source, FileSource) or self.source.path is None:
-            raise TypeError(f"{self.source.name}: only a checkpoint that was opened by its path can be pickled")
+            raise TypeError(
+                f"{self.source.name}: only a checkpoint that was opened by its path can be pickled"
+            )
         return _open_again, (self.source.path, self._options, self.source.fingerprint)
 
 
@@ -283,7 +316,9 @@ def _open_again(path, options, fingerprint):
     checkpoint = Checkpoint(path, **options)
     if checkpoint.source.fingerprint != fingerprint:
         checkpoint.close()
-        raise FormatError(f"{path}: the file has changed since the checkpoint was opened; open it anew", path=path)
+        raise FormatError(
+            f"{path}: the file has changed since the checkpoint was opened; open it anew", path=path
+        )
     return checkpoint
 
 
@@ -297,7 +332,9 @@ def alike(leaf, original):
     core, other = core_of(leaf), core_of(original)
     if isinstance(core, TensorSpec) and isinstance(other, TensorSpec):
         return core.index == other.index
-    return [spec.index for spec in specs_in([leaf])[1]] == [spec.index for spec in specs_in([original])[1]]
+    return [spec.index for spec in specs_in([leaf])[1]] == [
+        spec.index for spec in specs_in([original])[1]
+    ]
 
 
 class LazyBridge:

@@ -21,7 +21,11 @@ class ZipContents:
     def __init__(self, source, *, verify=True, **options):
         self.source, self.options = source, options
         self.archive = open_zip(source, verify=verify)
-        self.records, self.rows, self.end = self.archive.records, self.archive.storages, self.archive.end
+        self.records, self.rows, self.end = (
+            self.archive.records,
+            self.archive.storages,
+            self.archive.end,
+        )
         self.byteorder = self.archive.byteorder or default_byteorder()
         self._pickle = self.archive.read_record(PICKLE)
         self.unpickled = self.unpickle_again()
@@ -35,7 +39,9 @@ class ZipContents:
         where = f"{self.source.name}: record {PICKLE!r}"
         # A scripted module comes as data, and its tensors as its state_dict() would give them: detached.
         gradients = not self.archive.is_torchscript
-        return unpickle(self._pickle, pids=PIDS_ZIP, where=where, gradients=gradients, **self.options)
+        return unpickle(
+            self._pickle, pids=PIDS_ZIP, where=where, gradients=gradients, **self.options
+        )
 
     def pickle_bytes(self):
         """The bytes of the object's pickle."""

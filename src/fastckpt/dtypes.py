@@ -10,7 +10,9 @@ class DType(NamedTuple):
     """One row: ``itemsize`` in bytes, ``unit`` the bytes that swap together under another byte order."""
 
     name: str  # as torch spells it, without "torch."
-    storage: str | None  # the typed storage class, None for dtypes that are saved through UntypedStorage
+    storage: (
+        str | None
+    )  # the typed storage class, None for dtypes that are saved through UntypedStorage
     itemsize: int
     unit: int
     numpy: str | None  # a NumPy dtype of the same values, None where NumPy itself has none
@@ -62,9 +64,13 @@ UINT8 = CODE_BY_NAME["uint8"]  # what a byte of an UntypedStorage is
 # Names that occur in files as dtype objects but never as the dtype of a dense tensor.
 SUB_BYTE_NAMES = tuple(f"{sign}{bits}" for sign in ("int", "uint") for bits in range(1, 8))
 
-QUANTIZED = frozenset(CODE_BY_NAME[n] for n in ("qint8", "quint8", "qint32", "quint4x2", "quint2x4"))
+QUANTIZED = frozenset(
+    CODE_BY_NAME[n] for n in ("qint8", "quint8", "qint32", "quint4x2", "quint2x4")
+)
 COMPLEX = frozenset(CODE_BY_NAME[n] for n in ("complex32", "complex64", "complex128"))
-FLOATING = frozenset(c for c, d in enumerate(DTYPES) if d.name.startswith(("float", "bfloat"))) | COMPLEX
+FLOATING = (
+    frozenset(c for c, d in enumerate(DTYPES) if d.name.startswith(("float", "bfloat"))) | COMPLEX
+)
 # what may carry a gradient
 
 

@@ -1,5 +1,6 @@
 """load_into: a checkpoint into memory that somebody has already, a module's or a dict's tensors, without a second copy."""
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +28,17 @@ class Copy(NamedTuple):
 
 
 def load_into(
-    target, f, *, strict=True, prefix="", rename=None, threads=None, verify=True, progress=None, unknown="opaque", limits=None
+    target,
+    f,
+    *,
+    strict=True,
+    prefix="",
+    rename=None,
+    threads=None,
+    verify=True,
+    progress=None,
+    unknown="opaque",
+    limits=None,
 ):
     """Read a checkpoint into existing tensors: straight into their memory where dtype and strides agree.
 
@@ -43,7 +54,9 @@ def load_into(
     Raises RuntimeError in torch's words where names or shapes do not fit, before a byte is touched; what ``load`` raises.
     Source: github.com/pytorch/pytorch, torch/nn/modules/module.py (load_state_dict).
     """
-    with open_checkpoint(f, threads=threads, verify=verify, unknown=unknown, limits=limits) as checkpoint:
+    with open_checkpoint(
+        f, threads=threads, verify=verify, unknown=unknown, limits=limits
+    ) as checkpoint:
         names = named(checkpoint, prefix, rename)
         plan = plan_module if isinstance(target, torch.nn.Module) else plan_dict
         copies, result, assign = plan(target, names, strict)
@@ -67,7 +80,9 @@ def named(checkpoint, prefix, rename):
         if new is None:
             continue
         if new in found:
-            raise ValueError(f"two tensors of the file would be called {new!r} in the target; rename= tells them apart")
+            raise ValueError(
+                f"two tensors of the file would be called {new!r} in the target; rename= tells them apart"
+            )
         found[new] = checkpoint[name]
     return found
 
@@ -95,15 +110,17 @@ def plan_module(module, names, strict):
     placeholders = {name: placeholder(lazy) for name, lazy in names.items()}
     with _Recorder(placeholders) as recorder:
         result = module.load_state_dict(dict(placeholders), strict=strict)
-    copies, assign, fresh = [], [], {}
+    copies, fresh = (
+        [],
+        {},
+    )  # id of a tensor on the meta device -> (it, the one that takes its place)
     for name, target in recorder.noted:
         if target.device.type == "meta":
             if id(target) not in fresh:
-                fresh[id(target)] = torch.empty_like(target, device="cpu")
-                assign.append(lambda old=target, new=fresh[id(target)]: replace(module, old, new))
-            target = fresh[id(target)]
+                fresh[id(target)] = (target, torch.empty_like(target, device="cpu"))
+            target = fresh[id(target)][1]
         copies.append(Copy(name, names[name], target))
-    return copies, result, assign
+    return copies, result, [partial(replace, module, old, new) for old, new in fresh.values()]
 
 
 def placeholder(lazy):
@@ -131,16 +148,25 @@ def plan_dict(target, names, strict):
     unexpected = [name for name in names if name not in target]
     problems = []
     if strict and unexpected:
-        problems.append("Unexpected key(s) in state_dict: {}. ".format(", ".join(f'"{name}"' for name in unexpected)))
+        problems.append(
+            "Unexpected key(s) in state_dict: {}. ".format(
+                ", ".join(f'"{name}"' for name in unexpected)
+            )
+        )
     if strict and missing:
-        problems.insert(0, "Missing key(s) in state_dict: {}. ".format(", ".join(f'"{name}"' for name in missing)))
+        problems.insert(
+            0,
+            "Missing key(s) in state_dict: {}. ".format(", ".join(f'"{name}"' for name in missing)),
+        )
     copies = []
     for name, tensor in target.items():
         lazy = names.get(name)
         if lazy is None:
             continue
         if not isinstance(tensor, torch.Tensor):
-            problems.append(f'While copying the parameter named "{name}", expected torch.Tensor but found {type(tensor)}')
+            problems.append(
+                f'While copying the parameter named "{name}", expected torch.Tensor but found {type(tensor)}'
+            )
         elif lazy.shape is not None and tuple(tensor.shape) != lazy.shape:
             problems.append(
                 f"size mismatch for {name}: copying a param with shape {torch.Size(lazy.shape)} from checkpoint, "
@@ -149,7 +175,11 @@ def plan_dict(target, names, strict):
         else:
             copies.append(Copy(name, lazy, tensor))
     if problems:
-        raise RuntimeError("Error(s) in loading state_dict for {}:\n\t{}".format(type(target).__name__, "\n\t".join(problems)))
+        raise RuntimeError(
+            "Error(s) in loading state_dict for {}:\n\t{}".format(
+                type(target).__name__, "\n\t".join(problems)
+            )
+        )
     return copies, torch.nn.modules.module._IncompatibleKeys(missing, unexpected), ()
 
 
@@ -174,10 +204,21 @@ class _Filling:
     def fits(self, copy):
         """Whether the bytes in the file are those of the target, in the same order."""
         spec, target = copy.lazy.spec, copy.target
-        if spec is None or spec.conj or spec.neg or not spec.numel or self.checkpoint.swapped or self.checkpoint.map_file:
+        if (
+            spec is None
+            or spec.conj
+            or spec.neg
+            or not spec.numel
+            or self.checkpoint.swapped
+            or self.checkpoint.map_file
+        ):
             return False
         same = str(target.dtype) == f"torch.{copy.lazy.dtype}" and target.stride() == spec.stride
-        plain = target.device.type == "cpu" and target.layout is torch.strided and not (target.is_conj() or target.is_neg())
+        plain = (
+            target.device.type == "cpu"
+            and target.layout is torch.strided
+            and not (target.is_conj() or target.is_neg())
+        )
         dense = spec.extent == spec.numel
         row = self.checkpoint.row_of(root_of(spec.storage))
         return same and plain and dense and self.checkpoint.contents.records.method[row] == STORED
@@ -187,17 +228,25 @@ class _Filling:
         for copy in copies:  # tied tensors are read once
             spec = copy.lazy.spec
             root = root_of(spec.storage)
-            places[self.checkpoint.row_of(root), spec.storage.offset + spec.offset * spec.itemsize, copy.target.data_ptr()] = copy
+            places[
+                self.checkpoint.row_of(root),
+                spec.storage.offset + spec.offset * spec.itemsize,
+                copy.target.data_ptr(),
+            ] = copy
         if not places:
             return
         records, rows, address, crcs = contents.records, [], [], []
         for (row, _, pointer), copy in places.items():
             rows.append(row)
             address.append(pointer)
-            crcs.append(int(records.crc32[row]) if copy.lazy.spec.nbytes == records.nbytes[row] else NO_CRC)
+            crcs.append(
+                int(records.crc32[row]) if copy.lazy.spec.nbytes == records.nbytes[row] else NO_CRC
+            )
         inside = np.array([start for _, start, _ in places], dtype=np.int64)
         nbytes = [copy.lazy.spec.nbytes for copy in places.values()]
-        wanted = Records([records.names[row] for row in rows], records.offset[rows] + inside, nbytes, crc32=crcs)
+        wanted = Records(
+            [records.names[row] for row in rows], records.offset[rows] + inside, nbytes, crc32=crcs
+        )
         try:
             fill(
                 contents.source, wanted, np.arange(len(rows)), np.array(address, dtype=np.int64),
@@ -222,8 +271,17 @@ class _Filling:
         lazy, target = copy.lazy, copy.target
         spec, records = lazy.spec, self.checkpoint.contents.records
         row = self.checkpoint.row_of(root_of(spec.storage))
-        whole = spec.nbytes == records.nbytes[row] and records.method[row] == STORED and not self.checkpoint.swapped
-        ordered = whole and self.checkpoint.verify and records.crc32[row] > 0 and is_contiguous(spec.shape, spec.stride)
+        whole = (
+            spec.nbytes == records.nbytes[row]
+            and records.method[row] == STORED
+            and not self.checkpoint.swapped
+        )
+        ordered = (
+            whole
+            and self.checkpoint.verify
+            and records.crc32[row] > 0
+            and is_contiguous(spec.shape, spec.stride)
+        )
         actual = 0
         for index in chunks_of(spec.shape, spec.itemsize):
             part = lazy[index]
@@ -248,7 +306,10 @@ class _Filling:
         shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         where = {"path": error.path, "record": error.record, "offset": error.offset}
         return ChecksumError(
-            f"{error}; overwritten already: {shown}", expected=error.expected, actual=error.actual, **where
+            f"{error}; overwritten already: {shown}",
+            expected=error.expected,
+            actual=error.actual,
+            **where,
         )
 
 

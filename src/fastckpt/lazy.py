@@ -18,8 +18,21 @@ from .records import STORED, Records
 # Where the TensorSpec stands in nodes that add to a plain tensor without changing its values.
 WRAPPERS = ("parameter", "variable", "typed_tensor", "from_type")
 # Where other nodes have what is asked of a tensor: the argument itself, or a tensor that has it.
-SHAPE_AT = {"sparse_coo": 2, "sparse_compressed": 4, "meta": 1, "wrapper_subclass": 2, "device_tensor": 0}
-DTYPE_AT = {"sparse_coo": 1, "sparse_compressed": 3, "nested": 0, "meta": 0, "wrapper_subclass": 1, "device_tensor": 1}
+SHAPE_AT = {
+    "sparse_coo": 2,
+    "sparse_compressed": 4,
+    "meta": 1,
+    "wrapper_subclass": 2,
+    "device_tensor": 0,
+}
+DTYPE_AT = {
+    "sparse_coo": 1,
+    "sparse_compressed": 3,
+    "nested": 0,
+    "meta": 0,
+    "wrapper_subclass": 1,
+    "device_tensor": 1,
+}
 GRADIENT_AT = {"parameter": 1, "variable": 1, "meta": 3, "wrapper_subclass": 7, "device_tensor": 3}
 GRADIENT_AT |= {"quantized_per_tensor": -1, "quantized_per_channel": -1}
 
@@ -73,11 +86,16 @@ class LazyTensor:
     "sparse_coo" ...), ``storage`` (key and nbytes of the storage it lies in).
     """
 
-    __slots__ = ("_checkpoint", "core", "leaf", "path", "spec")
+    __slots__ = ("_checkpoint", "leaf", "spec")
 
-    def __init__(self, checkpoint, path, leaf):
-        self._checkpoint, self.path, self.leaf = checkpoint, path, leaf
-        self.core, self.spec = core_of(leaf), plain_spec(leaf)
+    def __init__(self, checkpoint, leaf):
+        self._checkpoint, self.leaf = checkpoint, leaf
+        self.spec = leaf if type(leaf) is TensorSpec else plain_spec(leaf)
+
+    @property
+    def path(self):
+        """The keys that lead to the tensor; the first such path, where there are several."""
+        return self._checkpoint.path_of(self.leaf)
 
     @property
     def name(self):
@@ -91,7 +109,7 @@ class LazyTensor:
 
     @property
     def shape(self):
-        return self.spec.shape if self.spec is not None else shape_of(self.core)
+        return self.spec.shape if self.spec is not None else shape_of(core_of(self.leaf))
 
     @property
     def dtype(self):
@@ -135,7 +153,9 @@ class LazyTensor:
 
     def _plain(self, what):
         if self.spec is None:
-            raise UnsupportedError(f"{self.name}: a {self.kind} tensor has no {what}; read() gives it whole")
+            raise UnsupportedError(
+                f"{self.name}: a {self.kind} tensor has no {what}; read() gives it whole"
+            )
         return self.spec
 
     def __len__(self):
@@ -161,7 +181,9 @@ class LazyTensor:
 
     def __getitem__(self, index):
         spec = self._plain("part")
-        return self._view(index_view(spec.shape, spec.stride, spec.offset, index), self._checkpoint.framework)
+        return self._view(
+            index_view(spec.shape, spec.stride, spec.offset, index), self._checkpoint.framework
+        )
 
     def torch(self):
         """The tensor as torch gives it, whatever the checkpoint was opened for."""
@@ -183,19 +205,29 @@ class LazyTensor:
     def _view(self, view, framework):
         owner, start, stride = self._read(view)
         if framework == "numpy":
-            return self._as_array(owner, start, view.shape, stride, numpy_dtype(self.spec.dtype), values=True)
-        return self._checkpoint.torch_view(owner, start, view.shape, stride, self.spec).requires_grad_(self.requires_grad)
+            return self._as_array(
+                owner, start, view.shape, stride, numpy_dtype(self.spec.dtype), values=True
+            )
+        return self._checkpoint.torch_view(
+            owner, start, view.shape, stride, self.spec
+        ).requires_grad_(self.requires_grad)
 
     def _as_array(self, owner, start, shape, stride, dtype, values):
         step = dtype.itemsize
-        flat = np.empty(1, dtype) if owner is None else np.frombuffer(owner, dtype, memoryview(owner).nbytes // step)
+        flat = (
+            np.empty(1, dtype)
+            if owner is None
+            else np.frombuffer(owner, dtype, memoryview(owner).nbytes // step)
+        )
         array = strided(flat, start, shape, stride)
         return resolved(array, self.spec) if values else array
 
     def __reduce__(self):
         """To be found again, by its path, in a checkpoint that is opened anew; see Checkpoint."""
         if self._checkpoint[self.path] is not self:
-            raise TypeError(f"{self!r} has no name of its own in the checkpoint; pickle the Checkpoint instead")
+            raise TypeError(
+                f"{self!r} has no name of its own in the checkpoint; pickle the Checkpoint instead"
+            )
         return operator.getitem, (self._checkpoint, self.path)
 
     def _read(self, view):
@@ -206,7 +238,9 @@ class LazyTensor:
     def _read_runs(self, view):
         spec, contents = self.spec, self._checkpoint.contents
         if spec.storage.location == "meta":
-            raise UnsupportedError(f"{self.name}: a tensor on the meta device has no values; read() gives it")
+            raise UnsupportedError(
+                f"{self.name}: a tensor on the meta device has no values; read() gives it"
+            )
         storage = spec.storage
         root = root_of(storage)
         base = storage.offset // spec.itemsize
@@ -216,7 +250,12 @@ class LazyTensor:
         row = self._checkpoint.row_of(root)
         span, record = runs.span * spec.itemsize, contents.records
         whole = span == root.nbytes and len(runs.starts) == 1
-        if whole or self._checkpoint.swapped or record.method[row] != STORED or storage.offset % spec.itemsize:
+        if (
+            whole
+            or self._checkpoint.swapped
+            or record.method[row] != STORED
+            or storage.offset % spec.itemsize
+        ):
             return self._checkpoint.whole_storage(spec.storage), view.offset, view.stride
         offsets = record.offset[row] + (base + runs.starts) * spec.itemsize
         part = Records([record.names[row]] * len(offsets), offsets, np.full(len(offsets), span))
@@ -230,7 +269,9 @@ class LazyTensor:
         spec = self._plain("values to fill a buffer with")
         raw = np.dtype(f"V{spec.itemsize}")
         target = self._checkpoint.writable_bytes(out, spec)
-        if (spec.conj or spec.neg) and hasattr(out, "copy_"):  # torch can what NumPy cannot, for complex32
+        if (spec.conj or spec.neg) and hasattr(
+            out, "copy_"
+        ):  # torch can what NumPy cannot, for complex32
             out.detach().copy_(self.torch())
             return out
         owner, start, stride = self._read(View(spec.offset, spec.shape, spec.stride))

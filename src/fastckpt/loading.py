@@ -68,9 +68,18 @@ def load(
     source = open_source(f, offset, nbytes)
     try:
         map_file = wants_mapping(mmap, source)
-        contents = open_contents(source, encoding=encoding, errors=errors, limits=limits, verify=verify)
+        contents = open_contents(
+            source, encoding=encoding, errors=errors, limits=limits, verify=verify
+        )
         reader = Reader(
-            contents, framework, unknown, map_location, verify=verify, threads=threads, map_file=map_file, progress=progress
+            contents,
+            framework,
+            unknown,
+            map_location,
+            verify=verify,
+            threads=threads,
+            map_file=map_file,
+            progress=progress,
         )
         if weights_only:
             result = reader.load(keys, limits or Limits())
@@ -91,8 +100,15 @@ class Reader:
     ``alive`` holds, by index, torch storages that were read before and are still there; new ones are added to it.
     """
 
-    def __init__(self, contents, framework="torch", unknown="error", map_location=None, alive=None, **options):
-        self.contents, self.framework, self.unknown, self.options = contents, framework, unknown, options
+    def __init__(
+        self, contents, framework="torch", unknown="error", map_location=None, alive=None, **options
+    ):
+        self.contents, self.framework, self.unknown, self.options = (
+            contents,
+            framework,
+            unknown,
+            options,
+        )
         self.alive = alive
         self.where = f"{contents.source.name}: "
         self.allowed = {}
@@ -120,7 +136,9 @@ class Reader:
         bridge = self.bridge(storages)
         made = bridge.tensors(tensors)
         if self.alive is not None:
-            self.alive.update({spec.index: bridge.untyped(spec) for spec in [*roots_of(storages), *storages]})
+            self.alive.update(
+                {spec.index: bridge.untyped(spec) for spec in [*roots_of(storages), *storages]}
+            )
         by_index = made
         if len(tensors) != len(self.contents.unpickled.tensors):
             by_index = [None] * len(self.contents.unpickled.tensors)
@@ -133,8 +151,16 @@ class Reader:
         made = {} if self.alive is None else self._still_there(storages)
         places = Places(len(self.contents.unpickled.storages))
         if self.placement is None or not self.placement.reads_nothing:
-            missing = storages if not made else [spec for spec in storages if not made.keys() & {spec.index, root_of(spec).index}]
-            places = place_storages(self.contents, missing, self.contents.unpickled.tensors, **self.options)
+            missing = (
+                storages
+                if not made
+                else [
+                    spec for spec in storages if not made.keys() & {spec.index, root_of(spec).index}
+                ]
+            )
+            places = place_storages(
+                self.contents, missing, self.contents.unpickled.tensors, **self.options
+            )
         bridge = self.empty_bridge(places)
         if made:
             bridge.made = made
@@ -154,7 +180,9 @@ class Reader:
             return NumpyBridge(places, unknown=self.unknown, where=self.where)
         from .torch_bridge import TorchBridge
 
-        return TorchBridge(places, self.placement, allowed=self.allowed, unknown=self.unknown, where=self.where)
+        return TorchBridge(
+            places, self.placement, allowed=self.allowed, unknown=self.unknown, where=self.where
+        )
 
     def refuse(self, unknown):
         """Raise for the first class that is neither known to be data nor allowed by the user."""
@@ -188,7 +216,9 @@ def only_weights(weights_only):
     force = os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "").lower() in on
     force_not = os.environ.get("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "").lower() in on
     if force and force_not:
-        raise ValueError("TORCH_FORCE_WEIGHTS_ONLY_LOAD and TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD are both set; one can be")
+        raise ValueError(
+            "TORCH_FORCE_WEIGHTS_ONLY_LOAD and TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD are both set; one can be"
+        )
     if force:
         return True
     if weights_only is not None:
@@ -203,11 +233,15 @@ def only_weights(weights_only):
 
 def check_options(framework, unknown, weights_only, pickle_module, map_location):
     if framework not in FRAMEWORKS:
-        raise ValueError(f"framework={framework!r} is invalid (expected one of: {', '.join(FRAMEWORKS)})")
+        raise ValueError(
+            f"framework={framework!r} is invalid (expected one of: {', '.join(FRAMEWORKS)})"
+        )
     if unknown not in ("error", "opaque"):
         raise ValueError(f"unknown={unknown!r} is invalid (expected one of: error, opaque)")
     if weights_only and pickle_module is not None:
-        raise TypeError("pickle_module is used with weights_only=False only; nothing else runs a pickle")
+        raise TypeError(
+            "pickle_module is used with weights_only=False only; nothing else runs a pickle"
+        )
     if framework == "numpy" and (map_location not in (None, "cpu") or not weights_only):
         raise TypeError("framework='numpy' knows no map_location and no weights_only=False")
 
@@ -225,5 +259,7 @@ def wants_mapping(mmap, source):
         config = sys.modules.get("torch.utils.serialization.config")
         mmap = bool(getattr(getattr(config, "load", None), "mmap", False)) and source.fd >= 0
     if mmap and source.fd < 0:
-        raise ValueError(f"{source.name}: mmap=True needs a file that has a descriptor; pass its path")
+        raise ValueError(
+            f"{source.name}: mmap=True needs a file that has a descriptor; pass its path"
+        )
     return bool(mmap)

@@ -68,15 +68,27 @@ class TensorNode(Node):
 
     def made_by(self, make, *args):
         """The result of a call of the framework's, which may find that the arguments make no sense."""
-        if self.kind in ("device_tensor", "from_type"):  # a device or a class of the user's has a say
+        if self.kind in (
+            "device_tensor",
+            "from_type",
+        ):  # a device or a class of the user's has a say
             return make(*args)
         try:
             return make(*args)
         except CheckpointError:
             raise
-        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        except (
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as error:
             reason = str(error).partition("\n")[0]
-            raise FormatError(f"what the pickle says of a {self.kind} makes none: {reason:.200}") from error
+            raise FormatError(
+                f"what the pickle says of a {self.kind} makes none: {reason:.200}"
+            ) from error
 
     def __repr__(self):
         args = repr(self.args) if self.kind in ("size", "device") else short(self.args)
@@ -107,10 +119,14 @@ class TensorType(TensorNode):
 
     def set_state(self, machine, state):
         if not isinstance(state, tuple) or len(state) != 4:
-            raise FormatError(f"a tensor's state is {short(state)}, (storage, offset, size, stride) is expected")
+            raise FormatError(
+                f"a tensor's state is {short(state)}, (storage, offset, size, stride) is expected"
+            )
         spec = machine.tensor(*state)
         if spec.dtype != self.code:
-            raise FormatError(f"a tensor of {DTYPES[self.code].name} lies in a storage of {DTYPES[spec.dtype].name}")
+            raise FormatError(
+                f"a tensor of {DTYPES[self.code].name} lies in a storage of {DTYPES[spec.dtype].name}"
+            )
         self.args = (spec, self.code)
 
 
@@ -129,7 +145,9 @@ class GeneratorNode(TensorNode):
             and isinstance(state[2], TensorSpec)
         )
         if not fits:
-            raise FormatError(f"a Generator's state is {short(state)}, (seed, offset, tensor) is expected")
+            raise FormatError(
+                f"a Generator's state is {short(state)}, (seed, offset, tensor) is expected"
+            )
         self.state = state
 
 
@@ -151,9 +169,13 @@ class ParameterNode(TensorNode):
         elif isinstance(state, tuple) and len(state) == 4:
             data, requires_grad = state[0], state[1]
         else:
-            raise FormatError(f"a Parameter's state is {short(state)}, a tuple of three or five is expected")
+            raise FormatError(
+                f"a Parameter's state is {short(state)}, a tuple of three or five is expected"
+            )
         if type(requires_grad) is not bool:
-            raise FormatError(f"a Parameter's requires_grad is {short(requires_grad)}, a bool is expected")
+            raise FormatError(
+                f"a Parameter's requires_grad is {short(requires_grad)}, a bool is expected"
+            )
         if data is not None and not isinstance(data, (TensorSpec, TensorNode)):
             raise FormatError(f"a Parameter's data is {short(data)}, a tensor is expected")
         self.args = (data, requires_grad)
@@ -212,13 +234,14 @@ class Opaque(Node):
             bridge.set_state(self, obj, self.state)
 
 
-
 def short(value, limit=60):
     """A repr that ends soon, whatever the value holds."""
     if isinstance(value, (list, tuple, dict, set, frozenset)) and len(value) > 3:
         return f"<{type(value).__name__} of {len(value)}>"
     if isinstance(value, (list, tuple, dict, set, frozenset)):
-        inner = ", ".join(type(v).__name__ for v in (value.values() if isinstance(value, dict) else value))
+        inner = ", ".join(
+            type(v).__name__ for v in (value.values() if isinstance(value, dict) else value)
+        )
         return f"<{type(value).__name__} of {inner or 'nothing'}>"
     text = repr(value)
     return text if len(text) <= limit else text[: limit - 3] + "..."
@@ -232,7 +255,9 @@ def duplicate(value):
     try:
         return _duplicate(value, {})
     except RecursionError:
-        raise LimitError("a tensor's attributes nest too deep for it to be read alone; load the whole object") from None
+        raise LimitError(
+            "a tensor's attributes nest too deep for it to be read alone; load the whole object"
+        ) from None
 
 
 def _duplicate(value, memo):
@@ -258,7 +283,9 @@ def _duplicate_list(value, memo):
 
 
 def _duplicate_dict(value, memo):
-    cls = type(value)  # by its methods: attributes of an OrderedDict, which the file sets, may go by their names
+    cls = type(
+        value
+    )  # by its methods: attributes of an OrderedDict, which the file sets, may go by their names
     copied = memo[id(value)] = cls.copy(value)
     cls.clear(copied)
     for key, member in cls.items(value):

@@ -15,9 +15,13 @@ def strided(flat, start, shape, stride):
     # The stride of an axis of one element may be any number of 64 bits; none is taken then.
     strides = [min(n * flat.itemsize, 2**62) for n in stride]
     try:
-        return np.ndarray(shape, flat.dtype, flat[start:] if 0 not in shape else flat[:0], strides=strides)
+        return np.ndarray(
+            shape, flat.dtype, flat[start:] if 0 not in shape else flat[:0], strides=strides
+        )
     except ValueError as error:
-        raise UnsupportedError(f"NumPy cannot have an array of shape {shape!r:.80} and this layout: {error}") from None
+        raise UnsupportedError(
+            f"NumPy cannot have an array of shape {shape!r:.80} and this layout: {error}"
+        ) from None
 
 
 def resolved(array, spec):
@@ -27,8 +31,12 @@ def resolved(array, spec):
     """
     row = DTYPES[spec.dtype]
     if (spec.conj or spec.neg) and row.raw and array.dtype == row.raw:
-        raise UnsupportedError(f"a conjugated or negated view of {row.name}, of which NumPy has the bits only")
-    array = np.asarray(array.conj()) if spec.conj else array  # of an array without dimensions NumPy makes a scalar
+        raise UnsupportedError(
+            f"a conjugated or negated view of {row.name}, of which NumPy has the bits only"
+        )
+    array = (
+        np.asarray(array.conj()) if spec.conj else array
+    )  # of an array without dimensions NumPy makes a scalar
     return np.asarray(-array) if spec.neg else array
 
 
@@ -47,7 +55,9 @@ class NumpyBridge:
             return np.empty(0, dtype)
         owner, offset = self.places[spec.index]
         if owner is None:
-            raise UnsupportedError(f"{self.where}storage {spec.key!r} is on the meta device, it has no values")
+            raise UnsupportedError(
+                f"{self.where}storage {spec.key!r} is on the meta device, it has no values"
+            )
         return np.frombuffer(owner, dtype, count=spec.nbytes // dtype.itemsize, offset=offset)
 
     def tensors(self, specs):
@@ -56,7 +66,9 @@ class NumpyBridge:
     def tensor(self, spec):
         if spec.dtype in QUANTIZED:
             return None
-        return resolved(strided(self.flat(spec.storage, spec.dtype), spec.offset, spec.shape, spec.stride), spec)
+        return resolved(
+            strided(self.flat(spec.storage, spec.dtype), spec.offset, spec.shape, spec.stride), spec
+        )
 
     def storage(self, ref):
         return self.flat(ref.storage, ref.dtype)
@@ -85,7 +97,11 @@ class NumpyBridge:
         return np.empty(0, numpy_dtype(code)) if data is None else data
 
     def from_type(self, tensor, cls):
-        return tensor if cls in ("torch.Tensor", "torch.nn.Parameter") else Opaque(getattr(cls, "qualname", str(cls)), (tensor,))
+        return (
+            tensor
+            if cls in ("torch.Tensor", "torch.nn.Parameter")
+            else Opaque(getattr(cls, "qualname", str(cls)), (tensor,))
+        )
 
     def device_tensor(self, data, code, device, requires_grad):
         return np.asarray(data).astype(numpy_dtype(code))

@@ -27,11 +27,15 @@ class DtypeNode(Node):
 
     def set_state(self, machine, state):
         if not isinstance(state, tuple) or not 5 <= len(state) <= 9:
-            raise FormatError(f"a numpy dtype's state is {state!r:.80}; a tuple of eight is expected")
+            raise FormatError(
+                f"a numpy dtype's state is {state!r:.80}; a tuple of eight is expected"
+            )
         _, order, base, names, fields = state[:5]
         order = text(order) if order is not None else "|"
         if order not in ("<", ">", "=", "|"):
-            raise FormatError(f"a numpy dtype's byte order is {order!r:.20}; one of '<>=|' is expected")
+            raise FormatError(
+                f"a numpy dtype's byte order is {order!r:.20}; one of '<>=|' is expected"
+            )
         if base is not None:
             inner, shape = base
             self.dtype, self.fields = np.dtype((dtype_of(inner), shape_of(shape))), inner.fields
@@ -40,7 +44,9 @@ class DtypeNode(Node):
             self.dtype = structured(names, fields, state)
         elif self.dtype.kind in "Mm" and len(state) > 8:
             unit, count = datetime_unit(state[8])
-            self.dtype = np.dtype(f"{self.dtype.kind}8[{count}{unit}]" if unit != "generic" else f"{self.dtype.kind}8")
+            self.dtype = np.dtype(
+                f"{self.dtype.kind}8[{count}{unit}]" if unit != "generic" else f"{self.dtype.kind}8"
+            )
         if order in "<>" and names is None:
             self.dtype = self.dtype.newbyteorder(order)
 
@@ -54,9 +60,13 @@ class DtypeNode(Node):
 def count_fields(machine, names, fields):
     """How many fields a dtype has in all; what NumPy does with it takes time in proportion."""
     machine.spend(len(names))
-    total = 1 + sum(field[0].fields if isinstance(field[0], DtypeNode) else 1 for field in fields.values())
+    total = 1 + sum(
+        field[0].fields if isinstance(field[0], DtypeNode) else 1 for field in fields.values()
+    )
     if total > MAX_FIELDS:
-        raise LimitError(f"a numpy dtype has more than {MAX_FIELDS} fields, fields of fields counted")
+        raise LimitError(
+            f"a numpy dtype has more than {MAX_FIELDS} fields, fields of fields counted"
+        )
     return total
 
 
@@ -86,7 +96,9 @@ def datetime_unit(metadata):
     _, (unit, numerator, *_) = metadata
     unit = text(unit)
     if unit not in DATETIME_UNITS or type(numerator) is not int or not 0 < numerator < 2**31:
-        raise FormatError(f"a numpy datetime unit is {metadata!r:.80}; like ({{}}, (b'ns', 1, 1, 1)) is expected")
+        raise FormatError(
+            f"a numpy datetime unit is {metadata!r:.80}; like ({{}}, (b'ns', 1, 1, 1)) is expected"
+        )
     return unit, numerator
 
 
@@ -100,7 +112,9 @@ def shape_of(value):
     value = (value,) if type(value) is int else value
     sizes = value if type(value) is tuple and len(value) <= MAX_DIMENSIONS else (None,)
     if any(type(n) is not int or not 0 <= n < 2**63 for n in sizes):
-        raise FormatError(f"a numpy shape is {short(value)}; a tuple of up to {MAX_DIMENSIONS} sizes is expected")
+        raise FormatError(
+            f"a numpy shape is {short(value)}; a tuple of up to {MAX_DIMENSIONS} sizes is expected"
+        )
     return value
 
 
@@ -112,7 +126,9 @@ def make_dtype(machine, args):
             machine.note_unknown("numpy.dtype", f"of {kind.qualname}")
         return Opaque("numpy.dtype", args)
     if not isinstance(kind, str) or not PLAIN_TYPE.fullmatch(kind):
-        raise FormatError(f"a numpy dtype is called {kind!r:.80}; a type string like 'f4' is expected")
+        raise FormatError(
+            f"a numpy dtype is called {kind!r:.80}; a type string like 'f4' is expected"
+        )
     return DtypeNode(np.dtype(kind))
 
 
@@ -131,7 +147,9 @@ def make_array(machine, data, dtype, shape, order):
     machine.spend(len(data))
     wanted = math.prod(shape) * dtype.itemsize
     if len(data) != wanted or math.prod(shape) >= 2**63:
-        raise FormatError(f"a numpy array of shape {shape} and {dtype} needs {wanted} bytes, the pickle has {len(data)}")
+        raise FormatError(
+            f"a numpy array of shape {shape} and {dtype} needs {wanted} bytes, the pickle has {len(data)}"
+        )
     if not wanted:
         return np.ndarray(shape, dtype, buffer=bytearray(), strides=strides_of(shape, dtype, order))
     array = np.empty(shape, dtype, order=order)
@@ -160,7 +178,9 @@ class ArrayNode(Node):
 
     def set_state(self, machine, state):
         if not isinstance(state, tuple) or len(state) not in (4, 5):
-            raise FormatError(f"a numpy array's state is {state!r:.80}; (version, shape, dtype, order, data) is expected")
+            raise FormatError(
+                f"a numpy array's state is {state!r:.80}; (version, shape, dtype, order, data) is expected"
+            )
         shape, dtype, fortran, data = state[-4:]
         if isinstance(dtype, Opaque):
             self.array = Opaque("numpy.ndarray", (shape, dtype), state=data)
@@ -204,7 +224,11 @@ def scalar(machine, args):
         machine.note_unknown("numpy.core.multiarray.scalar", "of a Python object")
         return Opaque("numpy.core.multiarray.scalar", (str(dtype), *args[1:]))
     array = make_array(machine, args[1], dtype, (), "C")
-    if dtype.kind == "U" and array.nbytes and array.reshape(1).view(dtype.byteorder + "u4").max() > 0x10FFFF:
+    if (
+        dtype.kind == "U"
+        and array.nbytes
+        and array.reshape(1).view(dtype.byteorder + "u4").max() > 0x10FFFF
+    ):
         raise FormatError("a numpy string has a character beyond those of Unicode")
     return array[()]
 
@@ -217,6 +241,8 @@ def frombuffer(machine, args):
     dtype = dtype_of(dtype)
     transposed = order == "K" and isinstance(axes, tuple) and len(axes) == len(shape_of(shape))
     if dtype.hasobject or not (transposed or order in ("C", "F")):
-        raise FormatError(f"a numpy array of {dtype} in order {order!r:.20} cannot be made from bytes")
+        raise FormatError(
+            f"a numpy array of {dtype} in order {order!r:.20} cannot be made from bytes"
+        )
     array = make_array(machine, data, dtype, shape, "C" if transposed else order)
     return array.transpose(axes) if transposed else array

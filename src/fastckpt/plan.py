@@ -9,7 +9,16 @@ from ._plan import roots_of, with_bytes
 from .dtypes import DTYPES
 from .errors import UnsupportedError
 
-__all__ = ["Runs", "View", "index_view", "root_of", "roots_of", "runs_of", "swap_units", "with_bytes"]
+__all__ = [
+    "Runs",
+    "View",
+    "index_view",
+    "root_of",
+    "roots_of",
+    "runs_of",
+    "swap_units",
+    "with_bytes",
+]
 
 # A part is read with the bytes between its elements where they are at most this many times as many,
 WASTE = 2
@@ -63,7 +72,12 @@ def index_view(shape, stride, offset, index):
     Raises IndexError and TypeError as NumPy does.
     """
     index = index if isinstance(index, tuple) else (index,)
-    index = tuple([item if isinstance(item, slice) or item is Ellipsis else whole_index(item) for item in index])
+    index = tuple(
+        [
+            item if isinstance(item, slice) or item is Ellipsis else whole_index(item)
+            for item in index
+        ]
+    )
     dots = sum(i is Ellipsis for i in index)
     if dots > 1:
         raise IndexError("an index can have one ellipsis only")
@@ -81,10 +95,14 @@ def index_view(shape, stride, offset, index):
             count = max(0, -(-(stop - start) // by))
             offset += start * step if count else 0
             new_shape.append(count)
-            new_stride.append(step * by if count > 1 else step)  # of one element it means nothing, and must not overflow
+            new_stride.append(
+                step * by if count > 1 else step
+            )  # of one element it means nothing, and must not overflow
         else:
             if not -size <= item < size:
-                raise IndexError(f"index {item} is out of bounds for dimension {axis} of size {size}")
+                raise IndexError(
+                    f"index {item} is out of bounds for dimension {axis} of size {size}"
+                )
             offset += (item + size if item < 0 else item) * step
     return View(offset, tuple(new_shape), tuple(new_stride))
 
@@ -109,7 +127,10 @@ def runs_of(view, itemsize):
         numel *= size
     if not numel:
         return Runs(np.empty(0, dtype=np.int64), 0, view.stride)
-    axes = sorted((a for a, n in enumerate(view.shape) if n > 1 and view.stride[a]), key=lambda a: -view.stride[a])
+    axes = sorted(
+        (a for a, n in enumerate(view.shape) if n > 1 and view.stride[a]),
+        key=lambda a: -view.stride[a],
+    )
     inner = len(axes)
     span, useful = 1, 1
     best = (1, inner)
@@ -132,7 +153,11 @@ def runs_of(view, itemsize):
         starts = (starts[:, None] + steps[None, :]).reshape(-1)
     for axis in axes[inner:]:
         stride[axis] = view.stride[axis]
-    for axis in reversed(range(len(stride))):  # one element needs no stride; torch prefers that of a contiguous tensor
+    for axis in reversed(
+        range(len(stride))
+    ):  # one element needs no stride; torch prefers that of a contiguous tensor
         if view.shape[axis] == 1:
-            stride[axis] = max(1, stride[axis + 1] * view.shape[axis + 1]) if axis + 1 < len(stride) else 1
+            stride[axis] = (
+                max(1, stride[axis + 1] * view.shape[axis + 1]) if axis + 1 < len(stride) else 1
+            )
     return Runs(starts, span, tuple(stride))

@@ -38,7 +38,9 @@ class Places:
                 self.address[spec.index] = self.address[spec.root.index] + spec.offset
 
 
-def place_storages(contents, storages, tensors, *, verify=True, threads=None, map_file=False, progress=None):
+def place_storages(
+    contents, storages, tensors, *, verify=True, threads=None, map_file=False, progress=None
+):
     """Bring storages into memory; ``tensors`` (all that look at them) say how their bytes swap. Returns Places.
 
     Raises FormatError, ChecksumError, UnsupportedError and OSError.
@@ -92,7 +94,11 @@ def map_storages(contents, wanted, rows, tensors, units, places):
     left = []
     for i, spec in enumerate(wanted):
         offset = source.base + int(records.offset[rows[i]])
-        unfit = records.method[rows[i]] != STORED or units.get(spec.index, 1) > 1 or offset % itemsize[spec.index]
+        unfit = (
+            records.method[rows[i]] != STORED
+            or units.get(spec.index, 1) > 1
+            or offset % itemsize[spec.index]
+        )
         if unfit:
             left.append(i)
         else:

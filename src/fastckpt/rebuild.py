@@ -48,7 +48,12 @@ class Known:
     __slots__ = ("call", "rebuild", "storage_dtype", "value")
 
     def __init__(self, call=None, value=MISSING, storage_dtype=-1, rebuild=REBUILD_OTHER):
-        self.call, self.value, self.storage_dtype, self.rebuild = call, value, storage_dtype, rebuild
+        self.call, self.value, self.storage_dtype, self.rebuild = (
+            call,
+            value,
+            storage_dtype,
+            rebuild,
+        )
 
 
 def expect(condition, what, found):
@@ -84,7 +89,11 @@ def pairs_of(args):
     if isinstance(pairs, dict):
         return list(pairs.items())
     expect(isinstance(pairs, (list, tuple)), "a list of pairs", args)
-    expect(all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in pairs), "a list of pairs", args)
+    expect(
+        all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in pairs),
+        "a list of pairs",
+        args,
+    )
     return pairs
 
 
@@ -107,7 +116,9 @@ def default_dict(machine, args):
         if name not in FACTORIES:
             if isinstance(factory, Opaque) or getattr(factory, "known", None) is None:
                 return Opaque("collections.defaultdict", args)
-            machine.note_unknown("collections.defaultdict", f"with the factory {name or short(factory)}")
+            machine.note_unknown(
+                "collections.defaultdict", f"with the factory {name or short(factory)}"
+            )
             return Opaque("collections.defaultdict", args)
         factory = FACTORIES[name]
     return collections.defaultdict(factory)
@@ -187,7 +198,11 @@ def make_bytes(machine, args):
 
 def encode(machine, args):
     """_codecs.encode(text, 'latin1'): how protocol 2 spells bytes. No other codec is ever written, or run."""
-    expect(len(args) == 2 and isinstance(args[0], str) and args[1] in ("latin1", "latin-1"), "text in latin1", args)
+    expect(
+        len(args) == 2 and isinstance(args[0], str) and args[1] in ("latin1", "latin-1"),
+        "text in latin1",
+        args,
+    )
     machine.spend(len(args[0]))
     return args[0].encode("latin-1")
 
@@ -224,7 +239,11 @@ def temporal(cls):
     def make(machine, args):
         if any(isinstance(a, Opaque) for a in args):  # a time zone of a class that is not known
             return Opaque(f"datetime.{cls.__name__}", args)
-        expect(args and all(isinstance(a, (bytes, str, int, datetime.tzinfo)) for a in args), "a date or time", args)
+        expect(
+            args and all(isinstance(a, (bytes, str, int, datetime.tzinfo)) for a in args),
+            "a date or time",
+            args,
+        )
         packed = args[0].encode("latin-1") if isinstance(args[0], str) else args[0]
         return cls(packed, *args[1:])
 
@@ -240,7 +259,11 @@ def path(cls):
         try:
             return cls(*args)
         except NotImplementedError:  # PosixPath on Windows and the other way round
-            return (pathlib.PureWindowsPath if issubclass(cls, pathlib.PureWindowsPath) else pathlib.PurePosixPath)(*args)
+            return (
+                pathlib.PureWindowsPath
+                if issubclass(cls, pathlib.PureWindowsPath)
+                else pathlib.PurePosixPath
+            )(*args)
 
     return Known(make, cls)
 
@@ -266,7 +289,11 @@ class UuidNode(Node):
         self.value = None
 
     def set_state(self, machine, state):
-        expect(isinstance(state, dict) and type(state.get("int")) is int, "a UUID's state {'int': ...}", state)
+        expect(
+            isinstance(state, dict) and type(state.get("int")) is int,
+            "a UUID's state {'int': ...}",
+            state,
+        )
         self.value = uuid.UUID(int=state["int"])
 
     def build(self, bridge):
@@ -294,7 +321,9 @@ def reconstructor(machine, args):
     """copyreg._reconstructor(cls, base, state): how protocols 0 and 1 make an object of a class."""
     cls, _base, state = args
     if getattr(cls, "known", None) is None:
-        return Opaque(getattr(cls, "qualname", short(cls)), () if state is None else (state,), new=True)
+        return Opaque(
+            getattr(cls, "qualname", short(cls)), () if state is None else (state,), new=True
+        )
     return machine.call(cls, () if state is None else (state,))
 
 
@@ -321,7 +350,16 @@ def device(machine, args):
     return TensorNode("device", *args)
 
 
-LAYOUTS = ("strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc", "_mkldnn", "jagged")
+LAYOUTS = (
+    "strided",
+    "sparse_coo",
+    "sparse_csr",
+    "sparse_csc",
+    "sparse_bsr",
+    "sparse_bsc",
+    "_mkldnn",
+    "jagged",
+)
 QSCHEMES = (
     "per_tensor_affine", "per_channel_affine", "per_tensor_symmetric", "per_channel_symmetric", "per_channel_affine_float_qparams",
 )  # fmt: skip
@@ -329,7 +367,11 @@ QSCHEMES = (
 
 def layout(machine, args):
     name = args[0] if len(args) == 1 else None
-    expect(isinstance(name, str) and name.removeprefix("torch.") in LAYOUTS, "a layout like 'torch.strided'", args)
+    expect(
+        isinstance(name, str) and name.removeprefix("torch.") in LAYOUTS,
+        "a layout like 'torch.strided'",
+        args,
+    )
     return TorchName(name.removeprefix("torch."))
 
 
@@ -368,7 +410,9 @@ def make_parameter(data, requires_grad):
     if data is not None:
         tensor_like(data)
     if requires_grad and isinstance(data, TensorSpec) and data.dtype not in FLOATING:
-        raise FormatError(f"a Parameter of {DTYPES[data.dtype].name} wants a gradient, only floating types have one")
+        raise FormatError(
+            f"a Parameter of {DTYPES[data.dtype].name} wants a gradient, only floating types have one"
+        )
     return ParameterNode(data, requires_grad)
 
 
@@ -382,13 +426,17 @@ def parameter_with_state(machine, args):
 def parameter_class(machine, args):
     """nn.Parameter(data, requires_grad) of torch 0.1, its state follows."""
     expect(len(args) < 3, "(data, requires_grad)", args)
-    return make_parameter(args[0] if args else None, boolean(args[1], "requires_grad") if len(args) > 1 else True)
+    return make_parameter(
+        args[0] if args else None, boolean(args[1], "requires_grad") if len(args) > 1 else True
+    )
 
 
 def variable_class(machine, args):
     """autograd.Variable of torch 0.1 to 0.3: today's tensor."""
     expect(len(args) < 3, "(data, requires_grad)", args)
-    node = make_parameter(args[0] if args else None, boolean(args[1], "requires_grad") if len(args) > 1 else False)
+    node = make_parameter(
+        args[0] if args else None, boolean(args[1], "requires_grad") if len(args) > 1 else False
+    )
     node.kind = "variable"
     return node
 
@@ -401,30 +449,60 @@ def sparse(machine, args):
         expect(len(data) in (3, 4), "(indices, values, size, is_coalesced)", data)
         flag = data[3] if len(data) == 4 else None
         expect(flag is None or type(flag) is bool, "a bool as is_coalesced", flag)
-        return TensorNode("sparse_coo", tensor_like(data[0]), tensor_like(data[1]), geometry(machine, data[2]), flag)
-    expect(kind in ("sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc") and len(data) == 4, "a sparse tensor", args)
-    return TensorNode("sparse_compressed", kind, *map(tensor_like, data[:3]), geometry(machine, data[3]))
+        return TensorNode(
+            "sparse_coo",
+            tensor_like(data[0]),
+            tensor_like(data[1]),
+            geometry(machine, data[2]),
+            flag,
+        )
+    expect(
+        kind in ("sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc") and len(data) == 4,
+        "a sparse tensor",
+        args,
+    )
+    return TensorNode(
+        "sparse_compressed", kind, *map(tensor_like, data[:3]), geometry(machine, data[3])
+    )
 
 
 def geometry(machine, value):
     """Sizes or strides: a tuple of ints that are not negative."""
     value = value.args[0] if isinstance(value, TensorNode) and value.kind == "size" else value
-    expect(isinstance(value, (tuple, list)) and all(type(n) is int and 0 <= n < 2**63 for n in value), "sizes", value)
+    expect(
+        isinstance(value, (tuple, list)) and all(type(n) is int and 0 <= n < 2**63 for n in value),
+        "sizes",
+        value,
+    )
     machine.spend(len(value))
     return tuple(value)
 
 
 def quantized(machine, args):
     """_rebuild_qtensor(storage, offset, size, stride, quantizer, requires_grad, hooks)."""
-    expect(len(args) == 7 and isinstance(args[4], tuple) and args[4], "seven arguments for a quantized tensor", args)
+    expect(
+        len(args) == 7 and isinstance(args[4], tuple) and args[4],
+        "seven arguments for a quantized tensor",
+        args,
+    )
     spec = machine.tensor(*args[:4])
     expect(spec.dtype in QUANTIZED, "a quantized dtype", spec)
     requires_grad = boolean(args[5], "requires_grad")
     scheme, params = name_of(args[4][0], "a quantization scheme"), args[4][1:]
     if scheme == "per_tensor_affine":
-        expect(len(params) == 2 and type(params[0]) in (float, int) and type(params[1]) is int, "(scale, zero_point)", params)
-        return QuantizedNode("quantized_per_tensor", spec, float(params[0]), params[1], requires_grad)
-    expect(scheme in ("per_channel_affine", "per_channel_affine_float_qparams"), "per_tensor_affine or per_channel_affine", scheme)
+        expect(
+            len(params) == 2 and type(params[0]) in (float, int) and type(params[1]) is int,
+            "(scale, zero_point)",
+            params,
+        )
+        return QuantizedNode(
+            "quantized_per_tensor", spec, float(params[0]), params[1], requires_grad
+        )
+    expect(
+        scheme in ("per_channel_affine", "per_channel_affine_float_qparams"),
+        "per_tensor_affine or per_channel_affine",
+        scheme,
+    )
     expect(len(params) == 3 and type(params[2]) is int, "(scales, zero_points, axis)", params)
     scales, zero_points, axis = params
     expect(0 <= axis < len(spec.shape), f"an axis below {len(spec.shape)}", axis)
@@ -432,9 +510,16 @@ def quantized(machine, args):
         numeric = isinstance(values, (list, tuple)) and all(type(v) in (int, float) for v in values)
         expect(numeric or isinstance(values, TensorSpec), "a list of numbers or a tensor", values)
         shape = values.shape if isinstance(values, TensorSpec) else (len(values),)
-        expect(shape == (spec.shape[axis],), f"{spec.shape[axis]} values, one for each channel", values)
-    scales, zero_points = (v if isinstance(v, TensorSpec) else channel_values(machine, v) for v in (scales, zero_points))
-    return QuantizedNode("quantized_per_channel", spec, scheme, scales, zero_points, axis, requires_grad)
+        expect(
+            shape == (spec.shape[axis],), f"{spec.shape[axis]} values, one for each channel", values
+        )
+    scales, zero_points = (
+        v if isinstance(v, TensorSpec) else channel_values(machine, v)
+        for v in (scales, zero_points)
+    )
+    return QuantizedNode(
+        "quantized_per_channel", spec, scheme, scales, zero_points, axis, requires_grad
+    )
 
 
 def channel_values(machine, values):
@@ -453,7 +538,13 @@ def nested(machine, args):
 def meta(machine, args):
     """_rebuild_meta_tensor_no_storage(dtype, size, stride, requires_grad)."""
     expect(len(args) == 4, "(dtype, size, stride, requires_grad)", args)
-    return TensorNode("meta", dtype_code(args[0]), geometry(machine, args[1]), geometry(machine, args[2]), boolean(args[3], "requires_grad"))
+    return TensorNode(
+        "meta",
+        dtype_code(args[0]),
+        geometry(machine, args[1]),
+        geometry(machine, args[2]),
+        boolean(args[3], "requires_grad"),
+    )
 
 
 def wrapper_subclass(machine, args):
@@ -477,9 +568,18 @@ def from_type(machine, args):
 
 def device_tensor(machine, args):
     """_rebuild_device_tensor_from_cpu_tensor / _from_numpy(data, dtype, device, requires_grad)."""
-    expect(len(args) == 4 and isinstance(args[2], str), "(data, dtype, device, requires_grad)", args)
-    expect(isinstance(args[0], (TensorSpec, TensorNode, numpy_nodes.ArrayNode)) or hasattr(args[0], "__array_interface__"), "a tensor or an array", args[0])
-    return TensorNode("device_tensor", args[0], dtype_code(args[1]), args[2], boolean(args[3], "requires_grad"))
+    expect(
+        len(args) == 4 and isinstance(args[2], str), "(data, dtype, device, requires_grad)", args
+    )
+    expect(
+        isinstance(args[0], (TensorSpec, TensorNode, numpy_nodes.ArrayNode))
+        or hasattr(args[0], "__array_interface__"),
+        "a tensor or an array",
+        args[0],
+    )
+    return TensorNode(
+        "device_tensor", args[0], dtype_code(args[1]), args[2], boolean(args[3], "requires_grad")
+    )
 
 
 def generator(machine, args):
@@ -491,7 +591,9 @@ def tensor_type(code):
     """torch.FloatTensor(): an empty tensor, which BUILD fills; with sizes it would be uninitialised memory."""
 
     def make(machine, args):
-        expect(not args, "no arguments (a tensor of given size would be uninitialised memory)", args)
+        expect(
+            not args, "no arguments (a tensor of given size would be uninitialised memory)", args
+        )
         return TensorType(code)
 
     return make
@@ -529,7 +631,10 @@ def _python_rows():
     yield "__builtin__ xrange", Known(make_range, range)
     yield "__builtin__ unicode", Known(None, str)
     yield "__builtin__ long", Known(None, int)
-    yield "collections OrderedDict", Known(ordered_dict, collections.OrderedDict, rebuild=REBUILD_ORDERED_DICT)
+    yield (
+        "collections OrderedDict",
+        Known(ordered_dict, collections.OrderedDict, rebuild=REBUILD_ORDERED_DICT),
+    )
     yield "collections Counter", Known(counter, collections.Counter)
     yield "collections defaultdict", Known(default_dict, collections.defaultdict)
     yield "collections deque", Known(deque, collections.deque)
@@ -542,7 +647,13 @@ def _python_rows():
     yield "datetime timedelta", plain(datetime.timedelta, int)
     yield "datetime timezone", plain(datetime.timezone, (datetime.timedelta, str))
     for module in ("pathlib", "pathlib._local"):
-        for cls in (pathlib.PosixPath, pathlib.WindowsPath, pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.Path):
+        for cls in (
+            pathlib.PosixPath,
+            pathlib.WindowsPath,
+            pathlib.PurePosixPath,
+            pathlib.PureWindowsPath,
+            pathlib.Path,
+        ):
             yield f"{module} {cls.__name__}", path(cls)
     yield "decimal Decimal", plain(decimal.Decimal, str)
     yield "fractions Fraction", Known(fraction, fractions.Fraction)
@@ -568,16 +679,26 @@ def _torch_rows():
         if dtype.storage:
             code = CODE_BY_STORAGE[dtype.storage]
             for module in ("torch", "torch.cuda", "torch.storage"):
-                yield f"{module} {dtype.storage}", Known(None, TorchName(dtype.storage), storage_dtype=code)
+                yield (
+                    f"{module} {dtype.storage}",
+                    Known(None, TorchName(dtype.storage), storage_dtype=code),
+                )
             kind = dtype.storage.removesuffix("Storage") + "Tensor"
             if code not in QUANTIZED and not kind.startswith("Complex"):
                 for module in ("torch", "torch.cuda", "torch.sparse", "torch.cuda.sparse"):
                     way = f"{module}.{kind}".removeprefix("torch.")
                     call = None if "sparse" in module else tensor_type(code)
                     yield f"{module} {kind}", Known(call, TorchName(way))
-    for name in SUB_BYTE_NAMES + QSCHEMES + ("contiguous_format", "channels_last", "channels_last_3d", "preserve_format"):
+    for name in (
+        SUB_BYTE_NAMES
+        + QSCHEMES
+        + ("contiguous_format", "channels_last", "channels_last_3d", "preserve_format")
+    ):
         yield f"torch {name}", Known(None, TorchName(name))
-    yield "torch.storage UntypedStorage", Known(None, TorchName("storage.UntypedStorage"), storage_dtype=UINT8)
+    yield (
+        "torch.storage UntypedStorage",
+        Known(None, TorchName("storage.UntypedStorage"), storage_dtype=UINT8),
+    )
     yield "torch.storage TypedStorage", Known(None, TorchName("storage.TypedStorage"))
     yield "torch Tensor", Known(tensor_type(CODE_BY_NAME["float32"]), TorchName("Tensor"))
     yield "torch Size", Known(size, TorchName("Size"))
@@ -611,6 +732,10 @@ def _torch_rows():
     yield "torch.jit._pickle restore_type_tag", Known(jit_tag)
 
 
-TABLE = {tuple(name.split(" ")): row for rows in (_python_rows, _numpy_rows, _torch_rows) for name, row in rows()}
+TABLE = {
+    tuple(name.split(" ")): row
+    for rows in (_python_rows, _numpy_rows, _torch_rows)
+    for name, row in rows()
+}
 
 __all__ = ["TABLE", "Known", "StorageRef"]

@@ -49,7 +49,9 @@ def prune(root, keys):
             return memo[id(value)][0]
         memo[id(value)] = (value, value)  # a cycle ends here; the second keeps the id taken
         kept = [(key, visit(member, (*path, key))) for key, member in list(members)]
-        result = _keep(value, [(key, member) for key, member in kept if member is not _ABSENT], bool(kept))
+        result = _keep(
+            value, [(key, member) for key, member in kept if member is not _ABSENT], bool(kept)
+        )
         memo[id(value)] = (result, value)
         return result
 
@@ -58,7 +60,9 @@ def prune(root, keys):
     except RecursionError:
         raise LimitError("the object nests too deep for keys=; load it whole") from None
     if missing := [name for name in listed if name not in found]:
-        raise KeyError(f"not in the checkpoint: {', '.join(missing[:10])}{' ...' if len(missing) > 10 else ''}")
+        raise KeyError(
+            f"not in the checkpoint: {', '.join(missing[:10])}{' ...' if len(missing) > 10 else ''}"
+        )
     return None if result is _ABSENT else result
 
 

@@ -104,7 +104,9 @@ def region_nbytes(name, there, start, nbytes):
         return left
     if nbytes > left:
         raise FormatError(
-            f"{name}: {nbytes} bytes from byte {start} on are asked for, {left} are there", path=name, offset=start
+            f"{name}: {nbytes} bytes from byte {start} on are asked for, {left} are there",
+            path=name,
+            offset=start,
         )
     return nbytes
 
@@ -151,7 +153,9 @@ class MemorySource(Source):
     def __init__(self, owner, name="<bytes>", start=0, nbytes=None):
         view = memoryview(owner)
         if not view.c_contiguous:
-            raise TypeError(f"{name}: a contiguous buffer is needed, this one has gaps; copy it with bytes()")
+            raise TypeError(
+                f"{name}: a contiguous buffer is needed, this one has gaps; copy it with bytes()"
+            )
         view = view.cast("B") if view.nbytes else memoryview(b"")
         self.nbytes = region_nbytes(name, len(view), start, nbytes)
         self.view = view[start : start + self.nbytes]
@@ -232,7 +236,11 @@ class ObjectSource(Source):
                 self._readinto = None
             else:
                 if got is not None and not 0 <= got <= len(view):
-                    raise OSError(errno.EIO, f"readinto() of {len(view)} bytes says that it read {got}", self.name)
+                    raise OSError(
+                        errno.EIO,
+                        f"readinto() of {len(view)} bytes says that it read {got}",
+                        self.name,
+                    )
                 return got
         data = self.f.read(len(view))
         if data is None:
@@ -297,7 +305,9 @@ def open_path(path, offset, nbytes):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
         if not stat.S_ISFIFO(mode):
             raise OSError(errno.EINVAL, "not a regular file; copy what it holds to one first", name)
-        with open(fd, "rb", closefd=False) as pipe:  # it can be read once, and only from front to back
+        with open(
+            fd, "rb", closefd=False
+        ) as pipe:  # it can be read once, and only from front to back
             data = pipe.read()
     finally:
         os.close(fd)
@@ -317,7 +327,11 @@ def open_source(f, offset=0, nbytes=None):
         return open_path(os.fspath(f), offset, nbytes)
     if isinstance(f, int) and not isinstance(f, bool):
         if not stat.S_ISREG(os.fstat(f).st_mode):
-            raise OSError(errno.ESPIPE, "the descriptor is not of a regular file; read it into memory first", f)
+            raise OSError(
+                errno.ESPIPE,
+                "the descriptor is not of a regular file; read it into memory first",
+                f,
+            )
         return FileSource(os.dup(f), f"<descriptor {f}>", None, offset, nbytes)
     if isinstance(f, (bytes, bytearray, memoryview, mmap.mmap)):
         return MemorySource(f, f"<{type(f).__name__}>", offset, nbytes)
@@ -336,4 +350,9 @@ def open_source(f, offset=0, nbytes=None):
 
 def _is_path(data):
     """bytes are a path when they can be one and do not begin like a checkpoint."""
-    return 0 < len(data) < 4096 and b"\0" not in data and data[:2] not in (b"PK", b"\x80\x02") and os.path.lexists(data)
+    return (
+        0 < len(data) < 4096
+        and b"\0" not in data
+        and data[:2] not in (b"PK", b"\x80\x02")
+        and os.path.lexists(data)
+    )

@@ -35,7 +35,9 @@ FROM_DLPACK = torch._C._from_dlpack
 def torch_dtype(code):
     dtype = DTYPE_OF[code]
     if dtype is None:
-        raise UnsupportedError(f"torch {torch.__version__} has no {DTYPES[code].name}; a newer torch does")
+        raise UnsupportedError(
+            f"torch {torch.__version__} has no {DTYPES[code].name}; a newer torch does"
+        )
     return dtype
 
 
@@ -43,7 +45,11 @@ def allowed_globals():
     """What the user allowed with torch.serialization.add_safe_globals or safe_globals, by qualified name."""
     found = {}
     for entry in torch.serialization.get_safe_globals():
-        obj, name = entry if isinstance(entry, tuple) else (entry, f"{entry.__module__}.{entry.__qualname__}")
+        obj, name = (
+            entry
+            if isinstance(entry, tuple)
+            else (entry, f"{entry.__module__}.{entry.__qualname__}")
+        )
         if name.partition(".")[0] not in BLOCKED_MODULES:
             found[name] = obj
     return found
@@ -85,8 +91,14 @@ class Placement:
 
     def __init__(self, map_location):
         if isinstance(map_location, (torch.device, bytes)):
-            map_location = str(map_location) if isinstance(map_location, torch.device) else map_location.decode()
-        if not (map_location is None or isinstance(map_location, (str, dict)) or callable(map_location)):
+            map_location = (
+                str(map_location)
+                if isinstance(map_location, torch.device)
+                else map_location.decode()
+            )
+        if not (
+            map_location is None or isinstance(map_location, (str, dict)) or callable(map_location)
+        ):
             raise TypeError(
                 f"map_location is a {type(map_location).__name__}; None, a device, a dict or a callable is expected"
             )
@@ -121,7 +133,9 @@ class Placement:
         return self.restore(storage, self.location(location), mapped=self.maps(location))
 
     def maps(self, location):
-        return isinstance(self.map_location, str) or (isinstance(self.map_location, dict) and location in self.map_location)
+        return isinstance(self.map_location, str) or (
+            isinstance(self.map_location, dict) and location in self.map_location
+        )
 
     def restore(self, storage, location, mapped=False):
         if location == "cpu":
@@ -137,7 +151,9 @@ class Placement:
     def device(self, location):
         """The device of a tensor that is tagged with a location of its own."""
         if callable(self.map_location):
-            raise TypeError("map_location is a callable, and the file has a tensor that is tagged with a device, not a storage")
+            raise TypeError(
+                "map_location is a callable, and the file has a tensor that is tagged with a device, not a storage"
+            )
         try:
             device = torch.device(self.location(location))
             torch.empty(0, device=device)
@@ -185,14 +201,18 @@ class TorchBridge:
         if self.placement.reads_nothing or spec.location == "meta":
             storage = torch.UntypedStorage(spec.nbytes, device="meta")
             if self.placement.fake:
-                storage._fake_device = self.placement.location(spec.location)  # where torch's own functions look
+                storage._fake_device = self.placement.location(
+                    spec.location
+                )  # where torch's own functions look
             return storage
         if spec.nbytes == 0:
             return self.placement.place(torch.UntypedStorage(0), spec.location)
         if spec.root is not None:  # a storage of its own over a part of another's memory
             return self.untyped(spec.root)[spec.offset : spec.offset + spec.nbytes]
         owner, offset = self.places[spec.index]
-        storage = torch.frombuffer(owner, dtype=torch.uint8, count=spec.nbytes, offset=offset).untyped_storage()
+        storage = torch.frombuffer(
+            owner, dtype=torch.uint8, count=spec.nbytes, offset=offset
+        ).untyped_storage()
         return self.placement.place(storage, spec.location)
 
     def tensors(self, specs):
@@ -201,7 +221,9 @@ class TorchBridge:
         if self.placement.keeps_cpu:
             self.first = [None] * len(self.places.owners)
             owners, everywhere = self.places.owners, self.placement.map_location == "cpu"
-            tensors = make_tensors(specs, owners, self.places.address, DLPACK, self.first, FROM_DLPACK, everywhere)
+            tensors = make_tensors(
+                specs, owners, self.places.address, DLPACK, self.first, FROM_DLPACK, everywhere
+            )
         for i, tensor in enumerate(tensors):
             if tensor is None:
                 tensors[i] = self.tensor(specs[i])
@@ -259,7 +281,9 @@ class TorchBridge:
         try:
             return torch.device(*args)
         except RuntimeError as error:
-            raise FormatError(f"{self.where}a device is {args!r:.80}: {str(error).partition(chr(10))[0]}") from None
+            raise FormatError(
+                f"{self.where}a device is {args!r:.80}: {str(error).partition(chr(10))[0]}"
+            ) from None
 
     # -- other kinds of tensors
 
@@ -280,11 +304,15 @@ class TorchBridge:
 
     def sparse_coo(self, indices, values, size, is_coalesced):
         options = {} if is_coalesced is None else {"is_coalesced": is_coalesced}
-        return self.checked(torch.sparse_coo_tensor, indices, values, size, device=values.device, **options)
+        return self.checked(
+            torch.sparse_coo_tensor, indices, values, size, device=values.device, **options
+        )
 
     def sparse_compressed(self, layout, compressed, plain, values, size):
         options = {"layout": getattr(torch, layout), "device": values.device}
-        return self.checked(torch.sparse_compressed_tensor, compressed, plain, values, size, **options)
+        return self.checked(
+            torch.sparse_compressed_tensor, compressed, plain, values, size, **options
+        )
 
     def checked(self, make, *args, **kwargs):
         """A sparse tensor with its indices checked (on the meta device there are none to look at)."""
@@ -294,32 +322,51 @@ class TorchBridge:
                 workers.apart(lambda: make(*args, **kwargs, check_invariants=True))
             return make(*args, **kwargs, check_invariants=False)
         except (RuntimeError, ValueError) as error:
-            raise FormatError(f"{self.where}a sparse tensor contradicts itself: {str(error).partition(chr(10))[0]}") from None
+            raise FormatError(
+                f"{self.where}a sparse tensor contradicts itself: {str(error).partition(chr(10))[0]}"
+            ) from None
 
     def quantized_per_tensor(self, spec, scale, zero_point, requires_grad):
         tensor = torch._empty_affine_quantized(
-            (0,), scale=scale, zero_point=zero_point, dtype=torch_dtype(spec.dtype), device=self.quantized_device(spec)
+            (0,),
+            scale=scale,
+            zero_point=zero_point,
+            dtype=torch_dtype(spec.dtype),
+            device=self.quantized_device(spec),
         )
         return self.quantized(tensor, spec, requires_grad)
 
     def quantized_per_channel(self, spec, scheme, scales, zero_points, axis, requires_grad):
-        floating = scheme.endswith("float_qparams") or (isinstance(scales, torch.Tensor) and scales.dtype is torch.float32)
+        floating = scheme.endswith("float_qparams") or (
+            isinstance(scales, torch.Tensor) and scales.dtype is torch.float32
+        )
         device = self.quantized_device(spec)
         if not isinstance(scales, torch.Tensor):
-            scales = torch.tensor(scales, dtype=torch.float if floating else torch.double, device=device)
+            scales = torch.tensor(
+                scales, dtype=torch.float if floating else torch.double, device=device
+            )
         if not isinstance(zero_points, torch.Tensor):
-            zero_points = torch.tensor(zero_points, dtype=torch.float if floating else torch.long, device=device)
+            zero_points = torch.tensor(
+                zero_points, dtype=torch.float if floating else torch.long, device=device
+            )
         # No second copy of the values: only the quantizer is wanted, so every other axis has no length.
         shape = [n if i == axis else 0 for i, n in enumerate(spec.shape)]
         tensor = torch._empty_per_channel_affine_quantized(
-            shape, scales=scales, zero_points=zero_points, axis=axis, dtype=torch_dtype(spec.dtype), device=device
+            shape,
+            scales=scales,
+            zero_points=zero_points,
+            axis=axis,
+            dtype=torch_dtype(spec.dtype),
+            device=device,
         )
         return self.quantized(tensor, spec, requires_grad)
 
     def quantized_device(self, spec):
         device = self.untyped(spec.storage).device
         if device.type == "meta":
-            raise UnsupportedError(f"{self.where}torch has no quantized tensors on the meta device; map them to the CPU")
+            raise UnsupportedError(
+                f"{self.where}torch has no quantized tensors on the meta device; map them to the CPU"
+            )
         return device
 
     def quantized(self, tensor, spec, requires_grad):
@@ -336,19 +383,29 @@ class TorchBridge:
 
     def check_nested(self, buffer, sizes, strides, offsets):
         """Every constituent must lie inside the buffer; torch does not look."""
-        shapes_fit = sizes.dim() == 2 and strides.shape == sizes.shape and offsets.shape == sizes.shape[:1]
+        shapes_fit = (
+            sizes.dim() == 2 and strides.shape == sizes.shape and offsets.shape == sizes.shape[:1]
+        )
         integers = all(t.dtype is torch.int64 for t in (sizes, strides, offsets))
         if not shapes_fit or not integers or buffer.dim() != 1:
-            raise FormatError(f"{self.where}a nested tensor's sizes, strides and offsets do not fit together")
-        for size, stride, offset in zip(sizes.tolist(), strides.tolist(), offsets.tolist(), strict=True):
+            raise FormatError(
+                f"{self.where}a nested tensor's sizes, strides and offsets do not fit together"
+            )
+        for size, stride, offset in zip(
+            sizes.tolist(), strides.tolist(), offsets.tolist(), strict=True
+        ):
             last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
-            if min([offset, *size, *stride], default=0) < 0 or (math.prod(size) and last >= buffer.numel()):
+            if min([offset, *size, *stride], default=0) < 0 or (
+                math.prod(size) and last >= buffer.numel()
+            ):
                 raise FormatError(
                     f"{self.where}a nested tensor's part of size {size} at {offset} lies outside its buffer of {buffer.numel()}"
                 )
 
     def meta(self, code, size, stride, requires_grad):
-        return torch.empty_strided(size, stride, dtype=torch_dtype(code), device="meta", requires_grad=requires_grad)
+        return torch.empty_strided(
+            size, stride, dtype=torch_dtype(code), device="meta", requires_grad=requires_grad
+        )
 
     def device_tensor(self, data, code, device, requires_grad):
         data = data if isinstance(data, torch.Tensor) else torch.from_numpy(data)
@@ -367,9 +424,13 @@ class TorchBridge:
 
     def from_type(self, tensor, cls):
         if isinstance(cls, Opaque) or isinstance(tensor, Opaque):
-            return Opaque(getattr(cls, "qualname", None) or f"{cls.__module__}.{cls.__qualname__}", (tensor,))
+            return Opaque(
+                getattr(cls, "qualname", None) or f"{cls.__module__}.{cls.__qualname__}", (tensor,)
+            )
         if not (isinstance(cls, type) and issubclass(cls, torch.Tensor)):
-            raise FormatError(f"{self.where}a tensor of type {cls!r:.80}; a subclass of torch.Tensor is expected")
+            raise FormatError(
+                f"{self.where}a tensor of type {cls!r:.80}; a subclass of torch.Tensor is expected"
+            )
         return tensor if type(tensor) is cls else tensor.as_subclass(cls)
 
     def generator(self, device="cpu"):
@@ -392,7 +453,9 @@ class TorchBridge:
         attributes, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
         for part in (attributes, slots):
             if part is not None and not isinstance(part, dict):
-                raise FormatError(f"{self.where}a tensor's attributes are a {type(part).__name__}, a dict is expected")
+                raise FormatError(
+                    f"{self.where}a tensor's attributes are a {type(part).__name__}, a dict is expected"
+                )
             for name, value in (part or {}).items():
                 if not isinstance(name, str) or is_torchs_own(name, type(tensor)):
                     raise UnsafePickleError(
@@ -415,7 +478,11 @@ class TorchBridge:
         cls = self.allowed[node.qualname]
         if node.args is None:
             return cls
-        return cls.__new__(cls, *node.args, **node.kwargs) if node.new else cls(*node.args, **node.kwargs)
+        return (
+            cls.__new__(cls, *node.args, **node.kwargs)
+            if node.new
+            else cls(*node.args, **node.kwargs)
+        )
 
     def set_allowed_state(self, obj, state):
         """Give an object of a class that the user allowed its state, as pickle does."""
@@ -431,19 +498,31 @@ class TorchBridge:
 
 def view_tensor(owner, start, shape, stride, spec, placement):
     """A tensor of the values of ``spec`` in a buffer (None: it has no values), from element ``start`` on."""
-    storage = torch.UntypedStorage(0) if owner is None else torch.frombuffer(owner, dtype=torch.uint8).untyped_storage()
+    storage = (
+        torch.UntypedStorage(0)
+        if owner is None
+        else torch.frombuffer(owner, dtype=torch.uint8).untyped_storage()
+    )
     storage = placement.place(storage, spec.storage.location)
-    tensor = torch.empty(0, dtype=torch_dtype(spec.dtype), device=storage.device).set_(storage, start, shape, stride)
+    tensor = torch.empty(0, dtype=torch_dtype(spec.dtype), device=storage.device).set_(
+        storage, start, shape, stride
+    )
     if spec.conj or spec.neg:
-        torch._utils.set_tensor_metadata(tensor, {name: True for name in ("conj", "neg") if getattr(spec, name)})
+        torch._utils.set_tensor_metadata(
+            tensor, {name: True for name in ("conj", "neg") if getattr(spec, name)}
+        )
     return tensor.requires_grad_(True) if spec.requires_grad else tensor
 
 
 def bytes_of(out, spec):
     """The memory of a CPU tensor that takes the values of ``spec``, as flat bytes."""
     if out.dtype is not torch_dtype(spec.dtype) or tuple(out.shape) != spec.shape:
-        raise ValueError(f"out: a tensor of {out.dtype} and {tuple(out.shape)}, the one in the file is of "
-                         f"{torch_dtype(spec.dtype)} and {spec.shape}")
+        raise ValueError(
+            f"out: a tensor of {out.dtype} and {tuple(out.shape)}, the one in the file is of "
+            f"{torch_dtype(spec.dtype)} and {spec.shape}"
+        )
     if out.device.type != "cpu" or not out.is_contiguous() or out.is_conj() or out.is_neg():
-        raise ValueError("out: a contiguous tensor on the CPU, with values as they lie there, is needed")
+        raise ValueError(
+            "out: a contiguous tensor on the CPU, with values as they lie there, is needed"
+        )
     return out.detach().reshape(-1).view(torch.uint8).numpy()

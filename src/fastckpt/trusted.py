@@ -32,7 +32,9 @@ def unpickle_trusted(reader, keys, pickle_module, **options):
     def typed(spec, cls):
         dtype = torch.uint8 if cls is torch.UntypedStorage else cls.dtype
         if (spec.index, dtype) not in made:
-            storage = torch.storage.TypedStorage(wrap_storage=bridge.untyped(spec), dtype=dtype, _internal=True)
+            storage = torch.storage.TypedStorage(
+                wrap_storage=bridge.untyped(spec), dtype=dtype, _internal=True
+            )
             made[spec.index, dtype] = storage
         return made[spec.index, dtype]
 
@@ -55,7 +57,9 @@ def unpickle_trusted(reader, keys, pickle_module, **options):
 
         def persistent_load(self, pid):
             if contents.kind == "tar":
-                return pid[0] if isinstance(pid, tuple) else made.setdefault(int(pid), numbered(pid))
+                return (
+                    pid[0] if isinstance(pid, tuple) else made.setdefault(int(pid), numbered(pid))
+                )
             if pid[0] in ("storage", b"storage"):
                 return storage(pid)
             if pid[0] in ("module", b"module"):

@@ -53,12 +53,16 @@ class LegacyContainer:
         """Compute where each storage lies from the sizes that the object gives, and compare the counts."""
         stream = self.stream
         if not isinstance(keys, list) or not all(type(key) in (str, int, bytes) for key in keys):
-            raise stream.error(f"the list of storage keys is {keys!r:.80}; a list of strings is expected")
+            raise stream.error(
+                f"the list of storage keys is {keys!r:.80}; a list of strings is expected"
+            )
         keys = [key.decode("latin-1") if isinstance(key, bytes) else str(key) for key in keys]
         specs = {spec.key: spec for spec in self.unpickled.storages if spec.root is None}
         if len(set(keys)) != len(keys):
             twice = collections.Counter(keys).most_common(1)[0][0]
-            raise stream.error(f"the list of storage keys names {twice!r} twice, with two contents; the file is damaged")
+            raise stream.error(
+                f"the list of storage keys names {twice!r} twice, with two contents; the file is damaged"
+            )
         for key in keys:
             if key not in specs:
                 raise stream.error(

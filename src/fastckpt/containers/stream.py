@@ -21,7 +21,9 @@ class PickleStream:
             try:
                 # Let go at once: an error that somebody keeps must not keep the caller's buffer from changing its size.
                 with memoryview(self.peek(min(window, left))) as data:
-                    result = unpickle(data, where=where, offset=self.offset, **self.options, **options)
+                    result = unpickle(
+                        data, where=where, offset=self.offset, **self.options, **options
+                    )
             except Truncated as error:
                 if window >= left:
                     raise FormatError(
@@ -62,7 +64,9 @@ class PickleStream:
 
     def int64s(self, count, what):
         data = self.take(8 * count, what)
-        return tuple(int.from_bytes(data[i : i + 8], "little", signed=True) for i in range(0, 8 * count, 8))
+        return tuple(
+            int.from_bytes(data[i : i + 8], "little", signed=True) for i in range(0, 8 * count, 8)
+        )
 
     def cut_short(self, what, nbytes):
         return FormatError(

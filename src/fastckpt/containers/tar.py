@@ -54,7 +54,9 @@ class TarContainer:
                 )
             key, location, cls = described
             if type(key) is not int or not isinstance(cls, Global) or cls.storage_dtype < 0:
-                raise stream.error(f"a storage is described by {described!r:.80}; (key, location, class) is expected")
+                raise stream.error(
+                    f"a storage is described by {described!r:.80}; (key, location, class) is expected"
+                )
             location = location.decode("latin-1") if isinstance(location, bytes) else str(location)
             count, itemsize = stream.int64("element count"), DTYPES[cls.storage_dtype].itemsize
             if not 0 <= count <= (stream.end - stream.offset) // itemsize:
@@ -80,17 +82,29 @@ class TarContainer:
         if not isinstance(views, list):
             raise stream.error(f"the list of storage views is {views!r:.80}")
         for view in views:
-            if not isinstance(view, tuple) or len(view) != 4 or any(type(n) is not int for n in view):
-                raise stream.error(f"a storage view is {view!r:.80}; (key, root, offset, count) is expected")
+            if (
+                not isinstance(view, tuple)
+                or len(view) != 4
+                or any(type(n) is not int for n in view)
+            ):
+                raise stream.error(
+                    f"a storage view is {view!r:.80}; (key, root, offset, count) is expected"
+                )
             key, root_key, offset, count = view
             if root_key not in self.objects or key in self.objects:
-                raise stream.error(f"storage view {key} of storage {root_key}: no such root, or a key that is taken")
+                raise stream.error(
+                    f"storage view {key} of storage {root_key}: no such root, or a key that is taken"
+                )
             root = self.objects[root_key].storage
             itemsize = DTYPES[root.dtype].itemsize
             room = root.nbytes // itemsize
             if offset < 0 or count < 0 or count > room or offset > room - count:
-                raise stream.error(f"storage view {key}: {count} elements at {offset} lie outside its root, which has {room}")
-            start = root.offset + offset * itemsize  # a view of a view counts from the storage at the bottom
+                raise stream.error(
+                    f"storage view {key}: {count} elements at {offset} lie outside its root, which has {room}"
+                )
+            start = (
+                root.offset + offset * itemsize
+            )  # a view of a view counts from the storage at the bottom
             bottom = root if root.root is None else root.root
             self._add_storage(key, root.dtype, count * itemsize, root.location, bottom, start)
 
@@ -98,16 +112,22 @@ class TarContainer:
         for _ in range(self._count(stream, "tensors")):
             described = stream.pickle("tensor").obj
             if not isinstance(described, tuple) or len(described) != 3:
-                raise stream.error(f"a tensor is described by {described!r:.80}; (key, storage, class) is expected")
+                raise stream.error(
+                    f"a tensor is described by {described!r:.80}; (key, storage, class) is expected"
+                )
             key, storage_key, _ = described
             ndim = int.from_bytes(stream.take(8, "number of dimensions")[:4], "little", signed=True)
             if not 0 <= ndim <= MOST_DIMENSIONS:
-                raise stream.error(f"a tensor has {ndim} dimensions; 0 to {MOST_DIMENSIONS} are possible")
+                raise stream.error(
+                    f"a tensor has {ndim} dimensions; 0 to {MOST_DIMENSIONS} are possible"
+                )
             shape, stride = stream.int64s(ndim, "sizes"), stream.int64s(ndim, "strides")
             offset = stream.int64("storage offset")
             numbers = type(key) is int and type(storage_key) is int
             if not numbers or key in self.objects or storage_key not in self.objects:
-                raise stream.error(f"tensor {key!r:.40} of storage {storage_key!r:.40}: no such storage, or a key that is taken")
+                raise stream.error(
+                    f"tensor {key!r:.40} of storage {storage_key!r:.40}: no such storage, or a key that is taken"
+                )
             ref = self.objects[storage_key]
             if not hasattr(ref, "storage") or hasattr(ref, "shape"):
                 raise stream.error(f"tensor {key} lies in {storage_key}, which is a tensor")
@@ -138,5 +158,3 @@ class TarContainer:
         """The bytes of the object's pickle."""
         offset, nbytes = self.members["pickle"]
         return self.source.read(offset, nbytes)
-
-
