@@ -47,20 +47,11 @@ def match_rows(list storages, dict rows, nbytes, found):
 def roots_of(list storages):
     """The storages that have bytes of their own, each once, by index: slices lie in their roots."""
     cdef StorageSpec storage
-    cdef dict found
-    cdef list roots = []
-    cdef bint sliced = False
+    cdef dict found = {}
     for storage in storages:
         if storage.root is not None:
-            sliced = True
-        else:
-            roots.append(storage)
-    if not sliced:
-        return roots
-    found = {storage.index: storage for storage in roots}
-    for storage in storages:
-        if storage.root is not None:
-            found[storage.root.index] = storage.root
+            storage = storage.root
+        found[storage.index] = storage
     return list(found.values())
 
 

@@ -1,10 +1,13 @@
 """Checkpoint: an open file as a Mapping of tensors that are read when they are asked for."""
 
+from __future__ import annotations
+
 import collections
 import sys
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,21 +25,24 @@ from .reading import place_storages
 from .selection import dotted, specs_in
 from .source import FileSource, open_source
 
+if TYPE_CHECKING:
+    from ._annotations import CheckpointFile, Framework, MapLocation, Unknown
+
 
 def open(
-    f,
+    f: CheckpointFile,
     *,
-    framework="torch",
-    map_location=None,
-    mmap=None,
-    encoding="utf-8",
-    verify=True,
-    threads=None,
-    unknown="opaque",
-    limits=None,
-    offset=0,
-    nbytes=None,
-):
+    framework: Framework = "torch",
+    map_location: MapLocation = None,
+    mmap: bool | None = None,
+    encoding: str = "utf-8",
+    verify: bool = True,
+    threads: int | None = None,
+    unknown: Unknown = "opaque",
+    limits: Limits | None = None,
+    offset: int = 0,
+    nbytes: int | None = None,
+) -> Checkpoint:
     """Open a checkpoint without reading a tensor; a Checkpoint, to be used in a ``with`` statement or closed.
 
     The arguments are those of ``load``. Objects of unknown classes are listed as they are, as Opaque.
@@ -48,7 +54,7 @@ def open(
     )  # fmt: skip
 
 
-class Checkpoint(Mapping):
+class Checkpoint(Mapping[Any, LazyTensor]):
     """Name -> LazyTensor of an open checkpoint.
 
     A name is the path of keys joined by dots (``"encoder.layers.0.weight"``; list positions are keys). Where two paths read
@@ -105,7 +111,7 @@ class Checkpoint(Mapping):
                 }
         return self._leaves
 
-    def __getitem__(self, name):
+    def __getitem__(self, name: str | tuple) -> LazyTensor:
         if self.source.closed:
             self.source.check_open()
         leaf = self._index().get(name)
@@ -145,11 +151,11 @@ class Checkpoint(Mapping):
     def _lazy_storage(self, ref):
         return self._lazy.setdefault((ref.storage.index, ref.dtype), LazyStorage(self, ref))
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         self.source.check_open()
         return iter(self._index())
 
-    def __len__(self):
+    def __len__(self) -> int:
         self.source.check_open()
         return len(self._index())
 
@@ -160,7 +166,7 @@ class Checkpoint(Mapping):
     # -- the object
 
     @property
-    def tree(self):
+    def tree(self) -> Any:
         """The object with LazyTensors in place of its tensors and LazyStorages in place of bare storages.
 
         Everything else is as ``load`` gives it; objects of unknown classes are Opaque.
@@ -178,7 +184,7 @@ class Checkpoint(Mapping):
         return substitute(unpickled.obj, LazyBridge(self, known), lazy, self.limits.object_depth)
 
     @property
-    def info(self):
+    def info(self) -> dict[str, Any]:
         """What is known of the file: a dict of plain values, for people and programs to read."""
         self.source.check_open()
         contents = self.contents
@@ -200,7 +206,7 @@ class Checkpoint(Mapping):
             "unknown": sorted({qualname for qualname, _ in contents.unpickled.unknown}),
         }
 
-    def read(self, names=None):
+    def read(self, names: Iterable[str | tuple] | None = None) -> Any:
         """Read many tensors in one plan, each as its ``read()`` gives it: {name: tensor}; None reads the whole object."""
         with self.source.in_use():
             if names is None:
@@ -292,15 +298,15 @@ class Checkpoint(Mapping):
 
     # -- life
 
-    def close(self):
+    def close(self) -> None:
         """Close the file. Tensors that were read stay; reading more raises ValueError."""
         self.source.close()
 
-    def __enter__(self):
+    def __enter__(self) -> Checkpoint:
         self.source.check_open()
         return self
 
-    def __exit__(self, *error):
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __reduce__(self):

@@ -47,3 +47,21 @@ class UnsafePickleError(CheckpointError, pickle.UnpicklingError):
 
 class LimitError(CheckpointError):
     """Reading on would take work or memory out of proportion to the bytes that are there."""
+
+
+def unsafe_name(where, qualname, note="", *, scripted=False, path=None, record=None):
+    """The refusal of a class or function that is not known to be plain data; ``note`` says more of it."""
+    if scripted:
+        remedy = "this is a TorchScript archive: torch.jit.load runs it, unknown='opaque' gives its tensors as data"
+    else:
+        remedy = (
+            "unknown='opaque' loads the rest with inert stand-ins, torch.serialization.add_safe_globals allows a "
+            "class you trust, and weights_only=False runs the pickle of a file you trust"
+        )
+    return UnsafePickleError(
+        f"{where}the pickle names {qualname}{note and ' ' + note}, which is not known to be plain data; nothing was run. "
+        f"{remedy}",
+        qualname=qualname,
+        path=path,
+        record=record,
+    )

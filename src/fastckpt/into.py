@@ -1,7 +1,10 @@
 """load_into: a checkpoint into memory that somebody has already, a module's or a dict's tensors, without a second copy."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +17,10 @@ from .lazy import LazyTensor
 from .materialize import fill
 from .plan import root_of
 from .records import NO_CRC, STORED, Records
+
+if TYPE_CHECKING:
+    from ._annotations import CheckpointFile, Progress, Unknown
+    from .limits import Limits
 
 # Memory that a tensor passes through on its way, where it cannot be read straight into its place.
 CHUNK = 8 << 20
@@ -28,18 +35,18 @@ class Copy(NamedTuple):
 
 
 def load_into(
-    target,
-    f,
+    target: torch.nn.Module | dict[str, torch.Tensor],
+    f: CheckpointFile,
     *,
-    strict=True,
-    prefix="",
-    rename=None,
-    threads=None,
-    verify=True,
-    progress=None,
-    unknown="opaque",
-    limits=None,
-):
+    strict: bool = True,
+    prefix: str = "",
+    rename: dict[str, str | None] | Callable[[str], str | None] | None = None,
+    threads: int | None = None,
+    verify: bool = True,
+    progress: Progress | None = None,
+    unknown: Unknown = "opaque",
+    limits: Limits | None = None,
+) -> Any:
     """Read a checkpoint into existing tensors: straight into their memory where dtype and strides agree.
 
     target: an nn.Module, whose own ``load_state_dict`` decides what goes where (its hooks run; tensors on the meta device are

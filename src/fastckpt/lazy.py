@@ -1,7 +1,10 @@
 """LazyTensor: a tensor that is still in the file, and reading what is wanted of it."""
 
+from __future__ import annotations
+
 import math
 import operator
+from typing import Any
 
 import numpy as np
 
@@ -93,35 +96,35 @@ class LazyTensor:
         self.spec = leaf if type(leaf) is TensorSpec else plain_spec(leaf)
 
     @property
-    def path(self):
+    def path(self) -> tuple[Any, ...]:
         """The keys that lead to the tensor; the first such path, where there are several."""
         return self._checkpoint.path_of(self.leaf)
 
     @property
-    def name(self):
+    def name(self) -> str:
         return ".".join([str(key) for key in self.path])
 
     @property
-    def kind(self):
+    def kind(self) -> str:
         if isinstance(self.leaf, TensorSpec):
             return "strided"
         return self.leaf.args[0] if self.leaf.kind == "sparse_compressed" else self.leaf.kind
 
     @property
-    def shape(self):
+    def shape(self) -> tuple[int, ...] | None:
         return self.spec.shape if self.spec is not None else shape_of(core_of(self.leaf))
 
     @property
-    def dtype(self):
+    def dtype(self) -> str | None:
         code = dtype_of(self.leaf)
         return None if code is None else DTYPES[code].name
 
     @property
-    def stride(self):
+    def stride(self) -> tuple[int, ...]:
         return self._plain("stride").stride
 
     @property
-    def storage_offset(self):
+    def storage_offset(self) -> int:
         return self._plain("storage_offset").offset
 
     @property
@@ -129,7 +132,7 @@ class LazyTensor:
         return self._plain("storage").storage
 
     @property
-    def numel(self):
+    def numel(self) -> int:
         if self.spec is not None:
             return self.spec.numel
         if self.kind == "nested":
@@ -138,12 +141,12 @@ class LazyTensor:
         return 0 if shape is None else math.prod(shape)
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         code = dtype_of(self.leaf)
         return self.numel * (DTYPES[code].itemsize if code is not None else 0)
 
     @property
-    def requires_grad(self):
+    def requires_grad(self) -> bool:
         leaf = self.leaf
         while isinstance(leaf, TensorNode):
             if leaf.kind in GRADIENT_AT:
@@ -158,7 +161,7 @@ class LazyTensor:
             )
         return self.spec
 
-    def __len__(self):
+    def __len__(self) -> int:
         if not self.shape:
             raise TypeError("len() of a tensor without dimensions")
         return self.shape[0]
@@ -169,7 +172,7 @@ class LazyTensor:
 
     # -- reading
 
-    def read(self, out=None):
+    def read(self, out: Any = None) -> Any:
         """The tensor as ``load`` gives it: with the whole of its storage, verified, which it shares with other tensors of
         this checkpoint that were read and are still there. ``t[...]`` reads its own elements alone, into memory of its own.
 
@@ -179,17 +182,17 @@ class LazyTensor:
             return self._read_into(out)
         return self._checkpoint.read_leaf(self.leaf)
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> Any:
         spec = self._plain("part")
         return self._view(
             index_view(spec.shape, spec.stride, spec.offset, index), self._checkpoint.framework
         )
 
-    def torch(self):
+    def torch(self) -> Any:
         """The tensor as torch gives it, whatever the checkpoint was opened for."""
         return self._checkpoint.read_leaf(self.leaf, "torch")
 
-    def numpy(self):
+    def numpy(self) -> np.ndarray:
         """The tensor's elements as a NumPy array of its own; UnsupportedError where NumPy has nothing like it."""
         if self.spec is None:
             array = self._checkpoint.read_leaf(self.leaf, "numpy")

@@ -1,41 +1,47 @@
 """load: a whole checkpoint, or the parts of it that are wanted, as torch.load gives it."""
 
+from __future__ import annotations
+
 import os
 import sys
 import warnings
+from typing import TYPE_CHECKING, Any
 
 from ._tree import substitute
 from .contents import open_contents
-from .errors import FormatError, UnsafePickleError
+from .errors import FormatError, unsafe_name
 from .limits import Limits
 from .plan import root_of, roots_of
 from .reading import Places, place_storages
 from .selection import prune, specs_in
 from .source import open_source
 
+if TYPE_CHECKING:
+    from ._annotations import CheckpointFile, Framework, Keys, MapLocation, Progress, Unknown
+
 FRAMEWORKS = ("torch", "numpy")
 
 
 def load(
-    f,
-    map_location=None,
-    pickle_module=None,
+    f: CheckpointFile,
+    map_location: MapLocation = None,
+    pickle_module: Any = None,
     *,
-    weights_only=None,
-    mmap=None,
-    encoding="utf-8",
-    errors="strict",
-    fix_imports=True,
-    verify=True,
-    threads=None,
-    keys=None,
-    framework="torch",
-    unknown="error",
-    progress=None,
-    limits=None,
-    offset=0,
-    nbytes=None,
-):
+    weights_only: bool | None = None,
+    mmap: bool | None = None,
+    encoding: str = "utf-8",
+    errors: str = "strict",
+    fix_imports: bool = True,
+    verify: bool = True,
+    threads: int | None = None,
+    keys: Keys | None = None,
+    framework: Framework = "torch",
+    unknown: Unknown = "error",
+    progress: Progress | None = None,
+    limits: Limits | None = None,
+    offset: int = 0,
+    nbytes: int | None = None,
+) -> Any:
     """Load what torch.save wrote, of any version, without running anything that the file says.
 
     f: path (str, bytes, PathLike), descriptor, bytes-like object, mmap, or seekable binary file object, which is read
@@ -191,12 +197,11 @@ class Reader:
         for qualname, note in unknown:
             if qualname not in self.allowed or note:
                 record = "data.pkl" if self.contents.kind == "zip" else None
-                raise UnsafePickleError(
-                    f"{self.where}{'' if record is None else f'record {record!r}: '}the pickle names {qualname}{note and ' ' + note}, which is not known to "
-                    f"be plain data; nothing was run. unknown='opaque' loads the rest with inert stand-ins, "
-                    f"torch.serialization.add_safe_globals allows a class you trust, and weights_only=False runs the pickle "
-                    f"of a file you trust",
-                    qualname=qualname,
+                raise unsafe_name(
+                    self.where if record is None else f"{self.where}record {record!r}: ",
+                    qualname,
+                    note,
+                    scripted=self.contents.kind == "zip" and self.contents.archive.is_torchscript,
                     path=self.contents.source.name,
                     record=record,
                 )

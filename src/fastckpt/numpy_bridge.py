@@ -3,7 +3,7 @@
 import numpy as np
 
 from .dtypes import DTYPES, QUANTIZED, numpy_dtype
-from .errors import UnsafePickleError, UnsupportedError
+from .errors import UnsupportedError, unsafe_name
 from .nodes import MISSING, Opaque, TorchName
 
 
@@ -112,11 +112,7 @@ class NumpyBridge:
 
     def keeps(self, opaque):
         if self.unknown != "opaque":
-            raise UnsafePickleError(
-                f"{self.where}the pickle names {opaque.qualname}, which is not known to be plain data; nothing was run. "
-                f"unknown='opaque' gives inert stand-ins",
-                qualname=opaque.qualname,
-            )
+            raise unsafe_name(self.where, opaque.qualname)
         return True
 
     def opaque(self, node):

@@ -12,7 +12,7 @@ import torch
 from . import workers
 from ._tensors import make_tensors
 from .dtypes import DTYPES, QUANTIZED
-from .errors import FormatError, UnsafePickleError, UnsupportedError
+from .errors import FormatError, UnsafePickleError, UnsupportedError, unsafe_name
 from .nodes import MISSING, Opaque, TensorNode, TorchName
 
 # torch refuses these even where a user allows them.
@@ -53,16 +53,6 @@ def allowed_globals():
         if name.partition(".")[0] not in BLOCKED_MODULES:
             found[name] = obj
     return found
-
-
-def unsafe(where, qualname, note=""):
-    """The refusal of a class that is not known to be data."""
-    return UnsafePickleError(
-        f"{where}the pickle names {qualname}{note and ' ' + note}, which is not known to be plain data; nothing was run. "
-        f"unknown='opaque' gives inert stand-ins, torch.serialization.add_safe_globals allows a class you trust, "
-        f"weights_only=False runs the pickle of a file you trust",
-        qualname=qualname,
-    )
 
 
 def is_torchs_own(name, cls):
@@ -469,7 +459,7 @@ class TorchBridge:
         if opaque.qualname in self.allowed:
             return False
         if self.unknown != "opaque":
-            raise unsafe(self.where, opaque.qualname)
+            raise unsafe_name(self.where, opaque.qualname)
         return True
 
     def opaque(self, node):

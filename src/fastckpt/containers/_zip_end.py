@@ -27,7 +27,7 @@ class End(NamedTuple):
     end: int  # one past its comment, where that is all there
     directory: int  # where the directory lies
     nbytes: int  # of the directory
-    count: int  # of its entries
+    entries: int  # how many it has
     bias: int  # to be added to the offsets of the entries: bytes before the archive
     rival: int | None = None  # where another directory lies that could be meant as well
 

@@ -75,7 +75,7 @@ def ends_in_archive(source):
     from ._zip_end import find_end
 
     try:
-        return find_end(source)[0].count > 0
+        return find_end(source)[0].entries > 0
     except FormatError:
         return False
 

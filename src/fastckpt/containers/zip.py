@@ -343,18 +343,20 @@ def inflate(data, nbytes):
 
 def _read_directory(source, end, directory):
     """The columns of all entries, with their limits."""
-    columns = np.zeros((_zip.COLUMNS, end.count), dtype=np.int64)
-    status, entry, at = _zip.read_directory(directory, columns, end.count, end.directory, end.bias)
+    columns = np.zeros((_zip.COLUMNS, end.entries), dtype=np.int64)
+    status, entry, at = _zip.read_directory(
+        directory, columns, end.entries, end.directory, end.bias
+    )
     if status != _zip.OK:
         raise FormatError(
-            f"{source.name}: ZIP directory entry {entry} of {end.count} at byte {end.directory + at}: "
+            f"{source.name}: ZIP directory entry {entry} of {end.entries} at byte {end.directory + at}: "
             f"{DIRECTORY_PROBLEMS[status]}; the file is damaged",
             path=source.name,
             offset=end.directory + at,
         )
     headers = columns[_zip.HEADER]
     order = None if _zip.is_ascending(headers) else np.argsort(headers, kind="stable")
-    if (wrong := _zip.set_limits(columns, order, end.count, end.directory)) >= 0:
+    if (wrong := _zip.set_limits(columns, order, end.entries, end.directory)) >= 0:
         name = RecordNames(directory, columns, 0)[wrong]
         raise FormatError(
             f"{source.name}: record {name!r} at byte {headers[wrong]}: its {columns[_zip.STORED, wrong]} bytes overlap "
@@ -383,7 +385,7 @@ DIRECTORY_PROBLEMS = {
 def _check_alone(source, end, others, columns):
     """Refuse a source in which a second archive could be meant; one inside the data of a record is only data."""
     headers = columns[_zip.HEADER]
-    start = int(headers.min()) if end.count else end.directory
+    start = int(headers.min()) if end.entries else end.directory
     if start and source.nbytes >= 4 and _zip.has_header(source.read(0, 4), 0, False):
         raise FormatError(
             f"{source.name}: a ZIP archive begins at byte 0, and the one that ends at byte {end.end} begins at byte "

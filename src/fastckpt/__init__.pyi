@@ -1,0 +1,16 @@
+from ._version import __version__ as __version__
+from .checkpoint import Checkpoint as Checkpoint
+from .checkpoint import open as open
+from .errors import CheckpointError as CheckpointError
+from .errors import ChecksumError as ChecksumError
+from .errors import FormatError as FormatError
+from .errors import LimitError as LimitError
+from .errors import UnsafePickleError as UnsafePickleError
+from .errors import UnsupportedError as UnsupportedError
+from .into import load_into as load_into
+from .lazy import LazyTensor as LazyTensor
+from .limits import Limits as Limits
+from .loading import load as load
+from .nodes import Opaque as Opaque
+
+__all__: list[str]

@@ -1,0 +1,21 @@
+"""Names for what public functions take; there for type checkers alone."""
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, BinaryIO, Literal
+
+import torch
+from _typeshed import ReadableBuffer
+
+CheckpointFile = str | bytes | os.PathLike[str] | int | ReadableBuffer | BinaryIO
+MapLocation = (
+    str
+    | torch.device
+    | dict[str, str]
+    | Callable[[torch.UntypedStorage, str], torch.UntypedStorage | None]
+    | None
+)
+Keys = str | Iterable[str] | Callable[[str], bool]
+Framework = Literal["torch", "numpy"]
+Unknown = Literal["error", "opaque"]
+Progress = Callable[[int, int], Any]
