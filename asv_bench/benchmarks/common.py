@@ -236,7 +236,7 @@ class WithFiles(Measured):
 class Fresh(WithFiles):
     """Measures the first call of a process, and repeats that in new processes, in turns with other parameters.
 
-    Later calls find memory that the allocator has kept, and make torch.load look several times as fast as it is.
+    Later calls may find memory that the allocator has kept, and need no page faults then.
     """
 
     repeat = 1

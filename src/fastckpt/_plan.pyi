@@ -1,6 +1,6 @@
 from _typeshed import ReadableBuffer, WriteableBuffer
 
-from ._spec import StorageSpec
+from ._spec import StorageSpec, TensorSpec
 
 MISSING_RECORD: int
 WRONG_SIZE: int
@@ -13,3 +13,6 @@ def match_rows(
 ) -> tuple[int, int]: ...
 def roots_of(storages: list[StorageSpec]) -> list[StorageSpec]: ...
 def with_bytes(storages: list[StorageSpec]) -> list[StorageSpec]: ...
+def largest_items(
+    storages: list[StorageSpec], tensors: list[TensorSpec], itemsize: WriteableBuffer
+) -> None: ...

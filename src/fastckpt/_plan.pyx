@@ -6,7 +6,7 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE
 from libc.stdint cimport int64_t
 
 from ._held cimport Held, hold, release
-from ._spec cimport StorageSpec
+from ._spec cimport StorageSpec, TensorSpec
 
 from .dtypes import DTYPES
 
@@ -59,3 +59,25 @@ def with_bytes(list storages):
     """Those that have bytes in the file: not empty, and not tagged with the meta device."""
     cdef StorageSpec storage
     return [storage for storage in storages if storage.nbytes and storage.location != "meta"]
+
+
+def largest_items(list storages, list tensors, itemsize):
+    """Put into an int64 column, by storage index, the size of the largest item that a tensor sees in each storage."""
+    cdef Held held
+    cdef StorageSpec storage
+    cdef TensorSpec tensor
+    cdef int64_t* itemsize_at
+    cdef int64_t size
+    cdef Py_ssize_t n = len(itemsize)
+    held.count = 0
+    try:
+        itemsize_at = <int64_t*> hold(&held, itemsize, PyBUF_WRITABLE, n * 8)
+        for storage in storages:
+            itemsize_at[storage.index] = ITEMSIZES[storage.dtype]
+        for tensor in tensors:
+            storage = tensor.storage if tensor.storage.root is None else tensor.storage.root
+            size = ITEMSIZES[tensor.dtype]
+            if size > itemsize_at[storage.index]:
+                itemsize_at[storage.index] = size
+    finally:
+        release(&held)

@@ -7,7 +7,7 @@ entries are fetched, and the others are not kept: the tuples of arguments, some 
 neither memory nor the garbage collector sees tens of thousands of them.
 """
 
-from cpython.mem cimport PyMem_Free, PyMem_Realloc
+from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Realloc
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.string cimport memchr, memset
 
@@ -87,35 +87,38 @@ def argument_kinds():
     return [ARGUMENT[op] for op in range(256)]
 
 
-cdef int64_t find_fetched(const uint8_t* p, const uint8_t* end, uint8_t* fetched, int64_t room) noexcept nogil:
-    """Note the entries that BINGET and LONG_BINGET fetch; the largest index, or -1 where looking ahead does not pay.
+cdef bint find_fetched(const uint8_t* p, const uint8_t* end, uint8_t* fetched, int64_t room) noexcept nogil:
+    """Set the bit of each entry that BINGET or LONG_BINGET fetches; False where looking ahead does not pay.
 
-    It does not where entries are numbered in more than one way, or by text, or far beyond the length of the pickle.
-    With ``room`` 0 nothing is noted, only the largest index sought.
+    It does not where entries are numbered in more than one way, or by text, or beyond ``room``.
     """
-    cdef int64_t index, largest = 0
+    cdef int64_t index
     cdef const uint8_t* argument
     cdef bint numbered = False, memoized = False
     cdef int op
     while p < end:
         op = p[0]
         argument = p + 1
-        p = after_argument(op, argument, end)
-        if p == NULL or op == c'g' or op == c'p':
-            return -1
-        if op == c'h' or op == c'j':
-            index = argument[0] if op == c'h' else le32(argument)
-            if index < room:
-                fetched[index] = 1
-            if index > largest:
-                largest = index
-        elif op == c'q' or op == c'r':
-            numbered = True
-        elif op == 0x94:  # MEMOIZE
-            memoized = True
-        elif op == c'.':
-            return -1 if numbered and memoized else largest
-    return -1
+        if ARGUMENT[op] < COUNT1:
+            p = argument + ARGUMENT[op]
+            if p > end:
+                return False
+            if op == c'q' or op == c'r':
+                numbered = True
+            elif op == c'h' or op == c'j':
+                index = argument[0] if op == c'h' else le32(argument)
+                if index >= room:
+                    return False
+                fetched[index >> 3] |= 1 << (index & 7)
+            elif op == 0x94:  # MEMOIZE
+                memoized = True
+            elif op == c'.':
+                return not (numbered and memoized)
+        else:
+            p = after_argument(op, argument, end)
+            if p == NULL or op == c'g' or op == c'p':
+                return False
+    return False
 
 
 cdef class Stack:
@@ -203,18 +206,17 @@ cdef class Stack:
 
     cdef int look_ahead(self, const uint8_t* start, const uint8_t* end) except -1:
         """See which entries the pickle fetches, so that only those are kept."""
-        cdef int64_t largest
-        with nogil:
-            largest = find_fetched(start, end, NULL, 0)
-        if largest < 0 or largest > end - start:
-            return 0
-        self.fetched = <uint8_t*> PyMem_Realloc(NULL, largest + 1)
+        cdef bint pays
+        # Every entry takes a byte at least: an honest index is below the number of bytes.
+        self.fetched_room = end - start
+        self.fetched = <uint8_t*> PyMem_Calloc((self.fetched_room >> 3) + 1, 1)
         if self.fetched == NULL:
             raise MemoryError()
-        self.fetched_room = largest + 1
-        memset(self.fetched, 0, self.fetched_room)
         with nogil:
-            find_fetched(start, end, self.fetched, self.fetched_room)
+            pays = find_fetched(start, end, self.fetched, self.fetched_room)
+        if not pays:
+            PyMem_Free(self.fetched)
+            self.fetched = NULL
         return 0
 
     cdef int put(self, int64_t index, int64_t position) except -1:
@@ -222,7 +224,7 @@ cdef class Stack:
         cdef object value
         if self.depth <= self.fence:
             raise empty()
-        if self.fetched != NULL and (index >= self.fetched_room or not self.fetched[index]):
+        if self.fetched != NULL and (index >= self.fetched_room or not self.fetched[index >> 3] >> (index & 7) & 1):
             self.n_memo += 1  # exact for MEMOIZE, which needs it: such a pickle numbers in no other way
             return 0
         value = <object> self.items[self.depth - 1]

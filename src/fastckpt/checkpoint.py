@@ -85,7 +85,6 @@ class Checkpoint(Mapping[Any, LazyTensor]):
             raise
         self.swapped = self.contents.byteorder != sys.byteorder
         self._leaves = self._by_path = self._paths = None
-        self._lazy = {}
         self._rows = {}
         # Storages that somebody still holds: whoever reads another tensor of one shares it, as after a load.
         self._alive = weakref.WeakValueDictionary()
@@ -117,8 +116,7 @@ class Checkpoint(Mapping[Any, LazyTensor]):
         leaf = self._index().get(name)
         if leaf is None:
             leaf = self._leaf_at(name)
-        lazy = self._lazy.get(id(leaf))
-        return self._lazy_tensor(leaf) if lazy is None else lazy
+        return LazyTensor(self, leaf)
 
     def _leaf_at(self, name):
         """The leaf at a path, which always works; KeyError for a name that is none, or that several paths have."""
@@ -140,16 +138,6 @@ class Checkpoint(Mapping[Any, LazyTensor]):
             found = named_tensors(self.contents.unpickled.obj)
             self._paths = {id(each): path for path, each in reversed(found)}
         return self._paths.get(id(leaf), ())
-
-    def _lazy_tensor(self, leaf):
-        """One LazyTensor for each tensor of the file, however many names it has."""
-        lazy = self._lazy.get(id(leaf))
-        if lazy is None:
-            lazy = self._lazy.setdefault(id(leaf), LazyTensor(self, leaf))
-        return lazy
-
-    def _lazy_storage(self, ref):
-        return self._lazy.setdefault((ref.storage.index, ref.dtype), LazyStorage(self, ref))
 
     def __iter__(self) -> Iterator[Any]:
         self.source.check_open()
@@ -175,7 +163,7 @@ class Checkpoint(Mapping[Any, LazyTensor]):
             unpickled = self.contents.unpickle_again()
         if self.unknown == "error":
             self._reader().refuse(self.contents.unpickled.unknown)
-        lazy = [self._lazy_tensor(spec) for spec in self.contents.unpickled.tensors]
+        lazy = [LazyTensor(self, spec) for spec in self.contents.unpickled.tensors]
         # Both objects come from one pickle, so their leaves have one order, but for those in sets.
         pairs = zip(
             named_tensors(unpickled.obj), named_tensors(self.contents.unpickled.obj), strict=True
@@ -347,14 +335,15 @@ class LazyBridge:
     """Makes the tree of an open checkpoint: nothing is read. ``known`` are the leaves that its names lead to, by id."""
 
     def __init__(self, checkpoint, known):
-        self.checkpoint, self.known = checkpoint, known
+        self.checkpoint, self.known, self.storages = checkpoint, known, {}
         self._names = None
 
     def lazy(self, node):
-        return self.checkpoint._lazy_tensor(self.known.get(id(node), node))
+        return LazyTensor(self.checkpoint, self.known.get(id(node), node))
 
     def storage(self, ref):
-        return self.checkpoint._lazy_storage(ref)
+        key = (ref.storage.index, ref.dtype)
+        return self.storages.setdefault(key, LazyStorage(self.checkpoint, ref))
 
     @property
     def names(self):

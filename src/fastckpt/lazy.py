@@ -95,6 +95,15 @@ class LazyTensor:
         self._checkpoint, self.leaf = checkpoint, leaf
         self.spec = leaf if type(leaf) is TensorSpec else plain_spec(leaf)
 
+    def __eq__(self, other: object) -> bool:
+        """Two are equal that stand for one tensor of one open checkpoint; values are not compared."""
+        if not isinstance(other, LazyTensor):
+            return NotImplemented
+        return self.leaf is other.leaf and self._checkpoint is other._checkpoint
+
+    def __hash__(self) -> int:
+        return hash((id(self._checkpoint), id(self.leaf)))
+
     @property
     def path(self) -> tuple[Any, ...]:
         """The keys that lead to the tensor; the first such path, where there are several."""
@@ -227,7 +236,7 @@ class LazyTensor:
 
     def __reduce__(self):
         """To be found again, by its path, in a checkpoint that is opened anew; see Checkpoint."""
-        if self._checkpoint[self.path] is not self:
+        if self._checkpoint[self.path] != self:
             raise TypeError(
                 f"{self!r} has no name of its own in the checkpoint; pickle the Checkpoint instead"
             )

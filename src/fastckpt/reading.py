@@ -5,10 +5,10 @@ import sys
 
 import numpy as np
 
+from ._plan import largest_items
 from .contents import storage_rows
-from .dtypes import DTYPES
 from .materialize import read_storages
-from .plan import root_of, roots_of, swap_units, with_bytes
+from .plan import roots_of, swap_units, with_bytes
 from .records import STORED
 
 
@@ -23,10 +23,22 @@ class Places:
         self.owners = [None] * count
         self.address = np.zeros(count, dtype=np.int64)
         self.offsets = {}  # of storages that do not begin where their owner does
+        self.mapping, self.mapping_address = None, 0
         self.verified = self.read = self.mapped = 0
 
     def __getitem__(self, index):
-        return self.owners[index], self.offsets.get(index, 0)
+        owner = self.owners[index]
+        if owner is not None and owner is self.mapping:
+            return owner, int(self.address[index]) - self.mapping_address
+        return owner, self.offsets.get(index, 0)
+
+    def map(self, mapping, indices, offsets):
+        """Let storages lie in a mapping of the file, at byte ``offsets`` of it."""
+        self.mapping, self.mapping_address = mapping, np.frombuffer(mapping, np.uint8).ctypes.data
+        self.address[indices] = self.mapping_address + offsets
+        for index in indices.tolist():
+            self.owners[index] = mapping
+        self.mapped = len(indices)
 
     def add_slices(self, storages):
         """Slices of storages lie in their roots."""
@@ -51,7 +63,7 @@ def place_storages(
     swapped = contents.byteorder != sys.byteorder
     units = swap_units(wanted, tensors) if swapped else {}
     if map_file:
-        wanted, rows = map_storages(contents, wanted, rows, tensors, units, places)
+        wanted, rows = map_storages(contents, wanted, rows, tensors, swapped, places)
     allocation, places.verified = read_storages(
         contents.source, contents.records, rows, verify=verify, threads=threads, progress=progress
     )
@@ -74,7 +86,7 @@ def swap(owner, nbytes, unit):
     np.frombuffer(owner, dtype=f"u{unit}", count=nbytes // unit).byteswap(inplace=True)
 
 
-def map_storages(contents, wanted, rows, tensors, units, places):
+def map_storages(contents, wanted, rows, tensors, swapped, places):
     """Give storages their place in a private mapping of the file; returns those that must be read instead.
 
     What is deflated, swapped or not aligned to the items of a tensor in it cannot be used where it lies.
@@ -82,28 +94,16 @@ def map_storages(contents, wanted, rows, tensors, units, places):
     source, records = contents.source, contents.records
     if source.fd < 0 or not source.nbytes:
         return wanted, rows
-    itemsize = {spec.index: DTYPES[spec.dtype].itemsize for spec in wanted}
-    for tensor in tensors:
-        root = root_of(tensor.storage)
-        itemsize[root.index] = max(itemsize.get(root.index, 1), DTYPES[tensor.dtype].itemsize)
     flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
     mapping = mmap.mmap(source.fd, 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     if len(mapping) < source.base + source.nbytes:
         raise source.short(0, source.nbytes, max(0, len(mapping) - source.base))
-    start = np.frombuffer(mapping, np.uint8).ctypes.data
-    left = []
-    for i, spec in enumerate(wanted):
-        offset = source.base + int(records.offset[rows[i]])
-        unfit = (
-            records.method[rows[i]] != STORED
-            or units.get(spec.index, 1) > 1
-            or offset % itemsize[spec.index]
-        )
-        if unfit:
-            left.append(i)
-        else:
-            places.owners[spec.index] = mapping
-            places.offsets[spec.index] = offset
-            places.address[spec.index] = start + offset
-            places.mapped += 1
-    return [wanted[i] for i in left], rows[left]
+    itemsize = np.ones(len(places.owners), dtype=np.int64)
+    largest_items(wanted, tensors, itemsize)
+    indices = np.array([spec.index for spec in wanted], dtype=np.int64)
+    offset = source.base + records.offset[rows]
+    fit = (records.method[rows] == STORED) & (offset % itemsize[indices] == 0)
+    if swapped:
+        fit &= itemsize[indices] == 1
+    places.map(mapping, indices[fit], offset[fit])
+    return [wanted[i] for i in np.flatnonzero(~fit)], rows[~fit]

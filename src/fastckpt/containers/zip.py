@@ -407,7 +407,12 @@ def _check_alone(source, end, others, columns):
 
 def _unify_separators(directory, columns):
     """The bytes to read names from: backslashes are slashes where no name has a slash, as old Windows tools wrote."""
-    if b"\\" not in directory:
+    if not columns.shape[1] or b"\\" not in directory:
+        return directory
+    first, nbytes = columns[[_zip.NAME, _zip.NAME_NBYTES], 0].tolist()
+    if (
+        b"/" in directory[first : first + nbytes]
+    ):  # nearly always, and a backslash is a byte of some number
         return directory
     spans = [(at, at + nbytes) for at, nbytes in columns[[_zip.NAME, _zip.NAME_NBYTES]].T.tolist()]
     if any(b"/" in directory[at:stop] for at, stop in spans):
