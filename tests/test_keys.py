@@ -159,7 +159,9 @@ def test_what_is_not_wanted_is_not_read():
 def test_what_is_not_wanted_is_not_counted():
     told = []
     data = saved({"small": torch.ones(4), "large": torch.ones(1000)})
-    fastckpt.load(data, keys=["small"], progress=lambda done, total: told.append((done, total)))
+    fastckpt.load(
+        data, keys=["small"], progress=lambda done, total, name: told.append((done, total))
+    )
     assert told[-1] == (16, 16)
 
 

@@ -72,7 +72,9 @@ def test_progress(threads, below, monkeypatch):
     monkeypatch.setenv("FASTCKPT_SERIAL_BELOW", below)
     told = []
     fastckpt.load(
-        TestVerify.DATA, threads=threads, progress=lambda done, total: told.append((done, total))
+        TestVerify.DATA,
+        threads=threads,
+        progress=lambda done, total, name: told.append((done, total)),
     )
     total = 4 * (1 + 10 + 1000 + 100_000)
     assert told[-1] == (total, total)
@@ -80,7 +82,7 @@ def test_progress(threads, below, monkeypatch):
 
 
 def test_errors_of_progress_come_through():
-    def stop(done, total):
+    def stop(done, total, name):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

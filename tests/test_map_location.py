@@ -139,7 +139,7 @@ def test_meta_reads_no_storage(location, tmp_path):
 def test_meta_reads_nothing_of_a_large_storage(tmp_path):
     told, path = [], tmp_path / "file.pt"
     torch.save([torch.zeros(1 << 20)], path)
-    fastckpt.load(path, "meta", progress=lambda done, total: told.append(done))
+    fastckpt.load(path, "meta", progress=lambda done, total, name: told.append(done))
     assert max(told, default=0) == 0
 
 

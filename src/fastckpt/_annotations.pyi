@@ -18,4 +18,4 @@ MapLocation = (
 Keys = str | Iterable[str] | Callable[[str], bool]
 Framework = Literal["torch", "numpy"]
 Unknown = Literal["error", "opaque"]
-Progress = Callable[[int, int], Any]
+Progress = bool | Callable[[int, int, str], Any]

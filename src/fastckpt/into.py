@@ -14,8 +14,10 @@ from ._crc32 import crc32
 from .checkpoint import open as open_checkpoint
 from .errors import ChecksumError
 from .lazy import LazyTensor
-from .materialize import fill
+from .materialize import fill, mismatch
 from .plan import root_of
+from .progress import check as check_progress
+from .progress import reporting
 from .records import NO_CRC, STORED, Records
 
 if TYPE_CHECKING:
@@ -61,14 +63,15 @@ def load_into(
     Raises RuntimeError in torch's words where names or shapes do not fit, before a byte is touched; what ``load`` raises.
     Source: github.com/pytorch/pytorch, torch/nn/modules/module.py (load_state_dict).
     """
+    check_progress(progress)
     with open_checkpoint(
         f, threads=threads, verify=verify, unknown=unknown, limits=limits
     ) as checkpoint:
         names = named(checkpoint, prefix, rename)
         plan = plan_module if isinstance(target, torch.nn.Module) else plan_dict
         copies, result, assign = plan(target, names, strict)
-        with torch.no_grad():
-            _Filling(checkpoint, progress).run(copies)
+        with torch.no_grad(), reporting(progress, checkpoint.source.name) as tell:
+            _Filling(checkpoint, tell).run(copies)
         for put in assign:
             put()
         return result
@@ -140,10 +143,13 @@ def placeholder(lazy):
 
 def replace(module, old, new):
     """Put a fresh tensor wherever a module holds one of the meta device."""
+    fresh = None  # one, for all places that shared the old one
     for part in module.modules():
         for name, parameter in part._parameters.items():
-            if parameter is not None and (parameter is old or parameter.data is old):
-                part._parameters[name] = type(parameter)(new, requires_grad=parameter.requires_grad)
+            if parameter is old:
+                if fresh is None:
+                    fresh = type(old)(new, requires_grad=old.requires_grad)
+                part._parameters[name] = fresh
         for name, buffer in part._buffers.items():
             if buffer is old:
                 part._buffers[name] = new
@@ -204,9 +210,13 @@ class _Filling:
         direct = [copy for copy in copies if self.fits(copy)]
         others = [copy for copy in copies if not self.fits(copy)]
         self.total = sum(copy.lazy.nbytes for copy in copies)
-        self.fill_direct(direct)
-        for copy in others:
-            self.copy(copy)
+        touched = [copy.name for copy in direct]
+        try:
+            self.fill_direct(direct)
+            for copy in others:
+                self.copy(copy, touched)
+        except ChecksumError as error:
+            raise overwritten(error, touched) from None
 
     def fits(self, copy):
         """Whether the bytes in the file are those of the target, in the same order."""
@@ -254,70 +264,60 @@ class _Filling:
         wanted = Records(
             [records.names[row] for row in rows], records.offset[rows] + inside, nbytes, crc32=crcs
         )
-        try:
-            fill(
-                contents.source, wanted, np.arange(len(rows)), np.array(address, dtype=np.int64),
-                verify=self.checkpoint.verify, threads=self.checkpoint.threads,
-                progress=(lambda done, _: self.progress(done, self.total)) if self.progress else None,
-            )  # fmt: skip
-        except ChecksumError as error:
-            raise self.overwritten(error, [copy.name for copy in places.values()]) from None
+        fill(
+            contents.source, wanted, np.arange(len(rows)), np.array(address, dtype=np.int64),
+            verify=self.checkpoint.verify, threads=self.checkpoint.threads,
+            progress=(lambda done, _: self.progress(done, self.total)) if self.progress else None,
+        )  # fmt: skip
         self.done = sum(nbytes)
 
-    def copy(self, copy):
+    def copy(self, copy, touched):
         """Through a chunk: another dtype, order, device or layout."""
         lazy, target = copy.lazy, copy.target
-        if lazy.spec is None or not lazy.shape or not lazy.spec.numel:
+        chunks = [] if lazy.spec is None else list(chunks_of(lazy.shape, lazy.spec.itemsize))
+        if len(chunks) > 1:
+            touched.append(copy.name)
+            self.copy_chunks(copy, chunks)
+        else:  # read whole, and verified, before the target is touched
             target.copy_(lazy.read() if lazy.spec is None else lazy[...])
-        else:
-            self.copy_rows(copy)
+            touched.append(copy.name)
         self.tell(lazy.nbytes)
 
-    def copy_rows(self, copy):
+    def copy_chunks(self, copy, chunks):
         """Some rows at a time; their bytes are summed on the way where they are the record's, one behind the other."""
         lazy, target = copy.lazy, copy.target
         spec, records = lazy.spec, self.checkpoint.contents.records
         row = self.checkpoint.row_of(root_of(spec.storage))
-        whole = (
-            spec.nbytes == records.nbytes[row]
-            and records.method[row] == STORED
-            and not self.checkpoint.swapped
-        )
+        expected = int(records.crc32[row])
         ordered = (
-            whole
-            and self.checkpoint.verify
-            and records.crc32[row] > 0
+            self.checkpoint.verify
+            and expected > 0
+            and spec.nbytes == records.nbytes[row]
+            and records.method[row] == STORED
+            and not (self.checkpoint.swapped or spec.conj or spec.neg)
             and is_contiguous(spec.shape, spec.stride)
         )
         actual = 0
-        for index in chunks_of(spec.shape, spec.itemsize):
+        for index in chunks:
             part = lazy[index]
             if ordered:
                 actual = crc32(part.detach().reshape(-1).view(torch.uint8).numpy(), actual)
             target[index].copy_(part)
-        if ordered and actual != records.crc32[row]:
-            name, offset = records.names[row], int(records.offset[row])
-            error = ChecksumError(
-                f"{self.checkpoint.source.name}: record {name!r} at byte {offset}: CRC-32 is {actual:08x}, the directory says "
-                f"{records.crc32[row]:08x}; the file is damaged (verify=False reads it anyway)",
-                path=self.checkpoint.source.name, record=name, offset=offset, expected=int(records.crc32[row]), actual=actual,
-            )  # fmt: skip
-            raise self.overwritten(error, [copy.name])
+        if ordered and actual != expected:
+            raise mismatch(self.checkpoint.source, records, row, actual, expected)
 
     def tell(self, nbytes):
         self.done += nbytes
         if self.progress:
             self.progress(self.done, self.total)
 
-    def overwritten(self, error, names):
-        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        where = {"path": error.path, "record": error.record, "offset": error.offset}
-        return ChecksumError(
-            f"{error}; overwritten already: {shown}",
-            expected=error.expected,
-            actual=error.actual,
-            **where,
-        )
+
+def overwritten(error, names):
+    """The same error, with the tensors that were filled before it was noticed."""
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    where = {"path": error.path, "record": error.record, "offset": error.offset}
+    message = f"{error}; overwritten already: {shown or 'nothing'}"
+    return ChecksumError(message, expected=error.expected, actual=error.actual, **where)
 
 
 def is_contiguous(shape, stride):

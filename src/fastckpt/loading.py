@@ -12,6 +12,8 @@ from .contents import open_contents
 from .errors import FormatError, unsafe_name
 from .limits import Limits
 from .plan import root_of, roots_of
+from .progress import check as check_progress
+from .progress import reporting
 from .reading import Places, place_storages
 from .selection import prune, specs_in
 from .source import open_source
@@ -59,7 +61,7 @@ def load(
     keys: a list of dotted names, a glob pattern or a callable on names: other leaves are absent and not read.
     framework: "torch", or "numpy" for arrays without torch (bfloat16 and float8 through ml_dtypes where installed).
     unknown: "error", or "opaque" for inert stand-ins of objects of unknown classes (see Opaque).
-    progress: callable(bytes done, bytes in all).
+    progress: True for a bar (tqdm's), or a callable(bytes done, bytes in all, name of the file).
     limits: a Limits.
     offset, nbytes: the region of ``f`` that holds the checkpoint, in bytes.
 
@@ -77,23 +79,16 @@ def load(
         contents = open_contents(
             source, encoding=encoding, errors=errors, limits=limits, verify=verify
         )
-        reader = Reader(
-            contents,
-            framework,
-            unknown,
-            map_location,
-            verify=verify,
-            threads=threads,
-            map_file=map_file,
-            progress=progress,
-        )
-        if weights_only:
-            result = reader.load(keys, limits or Limits())
-        else:
-            from .trusted import unpickle_trusted
+        with reporting(progress, source.name) as tell:
+            options = {"verify": verify, "threads": threads, "map_file": map_file, "progress": tell}
+            reader = Reader(contents, framework, unknown, map_location, **options)
+            if weights_only:
+                result = reader.load(keys, limits or Limits())
+            else:
+                from .trusted import unpickle_trusted
 
-            options = {"encoding": encoding, "errors": errors, "fix_imports": fix_imports}
-            result = unpickle_trusted(reader, keys, pickle_module, **options)
+                options = {"encoding": encoding, "errors": errors, "fix_imports": fix_imports}
+                result = unpickle_trusted(reader, keys, pickle_module, **options)
         source.finish(contents.end)
         return result
     finally:
@@ -252,8 +247,7 @@ def check_options(framework, unknown, weights_only, pickle_module, map_location)
 
 
 def check_types(progress, limits):
-    if progress is not None and not callable(progress):
-        raise TypeError(f"progress={progress!r}: a callable(bytes done, bytes in all) is expected")
+    check_progress(progress)
     if not isinstance(limits, (Limits, type(None))):
         raise TypeError(f"limits={limits!r}: a Limits is expected")
 

@@ -237,9 +237,14 @@ def _check(source, records, rows, crc):
     first = bad[np.argmin(records.offset[rows[bad]])]
     row, actual, expected = rows[first], int(crc[first]), int(said[first])
     others = f"; {len(bad) - 1} more records are wrong, too" if len(bad) > 1 else ""
-    found = f"CRC-32 is {actual:08x}, the directory says {expected:08x}{others}"
+    raise mismatch(source, records, row, actual, expected, others)
+
+
+def mismatch(source, records, row, actual, expected, more=""):
+    """The error for a record whose CRC-32 is another than its directory says."""
+    found = f"CRC-32 is {actual:08x}, the directory says {expected:08x}{more}"
     advice = "the file is damaged (verify=False reads it anyway)"
-    raise _error(
+    return _error(
         ChecksumError, source, records, row, f"{found}; {advice}", expected=expected, actual=actual
     )
 

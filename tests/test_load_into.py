@@ -1,0 +1,214 @@
+"""load_into: into a module's or a dict's tensors, with nothing touched where names or shapes do not fit."""
+
+import io
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import fastckpt
+from ziprewrite import with_damage
+
+
+def saved(obj, **options):
+    file = io.BytesIO()
+    torch.save(obj, file, **options)
+    return file.getvalue()
+
+
+def model(width=8, device=None):
+    with torch.device(device or "cpu"):
+        torch.manual_seed(width)
+        return torch.nn.Sequential(
+            torch.nn.Linear(6, width), torch.nn.BatchNorm1d(width), torch.nn.Linear(width, 3)
+        )
+
+
+def assert_equal(expected, actual):
+    assert list(expected) == list(actual)
+    for name in expected:
+        assert torch.equal(expected[name], actual[name]), name
+
+
+STATE = model().state_dict()
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_module(device, zipped):
+    target = model(device=device)
+    for parameter in target.parameters():
+        if device == "cpu":
+            torch.nn.init.zeros_(parameter)
+    places = {name: t.data_ptr() for name, t in target.state_dict().items() if device == "cpu"}
+    result = fastckpt.load_into(target, saved(STATE, _use_new_zipfile_serialization=zipped))
+    assert (result.missing_keys, result.unexpected_keys) == ([], [])
+    assert_equal(STATE, target.state_dict())
+    for name, place in places.items():
+        assert target.state_dict()[name].data_ptr() == place
+    assert all(isinstance(p, torch.nn.Parameter) and p.requires_grad for p in target.parameters())
+
+
+def test_tied_parameters_on_the_meta_device_stay_tied():
+    def tied():
+        net = torch.nn.Sequential(
+            torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 4, bias=False)
+        )
+        net[1].weight = net[0].weight
+        return net
+
+    source = tied()
+    with torch.device("meta"):
+        target = tied()
+    fastckpt.load_into(target, saved(source.state_dict()))
+    assert target[0].weight is target[1].weight
+    assert torch.equal(target[0].weight, source[0].weight)
+
+
+TARGETS = {
+    "as it is": lambda t: torch.zeros_like(t),
+    "half": lambda t: torch.zeros_like(t, dtype=torch.float16) if t.is_floating_point() else t * 0,
+    "double": lambda t: t.double() * 0 if t.is_floating_point() else t * 0,
+    "transposed": lambda t: torch.zeros(t.shape[::-1], dtype=t.dtype).mT if t.dim() == 2 else t * 0,
+    "every second": lambda t: torch.zeros(tuple(2 * n for n in t.shape), dtype=t.dtype)[
+        tuple(slice(None, None, 2) for _ in t.shape)
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_dict(kind):
+    target = {name: TARGETS[kind](tensor) for name, tensor in STATE.items()}
+    fastckpt.load_into(target, saved(STATE))
+    for name in STATE:
+        assert torch.equal(STATE[name].to(target[name].dtype), target[name]), name
+
+
+SOURCES = {
+    "parameter": torch.nn.Parameter(torch.arange(6.0)),
+    "transposed": torch.arange(6.0).view(2, 3).t(),
+    "expanded": torch.arange(3.0).expand(2, 3),
+    "a part of a larger storage": torch.arange(100.0)[10:16],
+    "negated": torch._neg_view(torch.arange(6.0)),
+    "conjugated": torch.tensor([1 + 2j, 3 - 4j]).conj(),
+    "0-dim": torch.tensor(3.0),
+    "empty": torch.empty(0, 3),
+    "bfloat16": torch.arange(6.0).bfloat16(),
+    "sparse": torch.eye(3).to_sparse(),
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_whatever_is_in_the_file(kind):
+    source = SOURCES[kind]
+    target = {"x": torch.zeros_like(source.detach()).clone()}
+    fastckpt.load_into(target, saved({"x": source}))
+    expected, actual = source.detach(), target["x"]
+    if source.is_sparse:
+        expected, actual = expected.to_dense(), actual.to_dense()
+    assert torch.equal(expected.resolve_neg().resolve_conj(), actual.resolve_neg().resolve_conj())
+
+
+def test_names():
+    data = saved({"epoch": 3, "model": {"module.a": torch.ones(2), "module.b": torch.ones(3)}})
+    target = {"a": torch.zeros(2), "c": torch.zeros(3)}
+    fastckpt.load_into(target, data, prefix="model.module.", rename={"b": "c"})
+    assert target["a"].sum() == 2
+    assert target["c"].sum() == 3
+    target = {"A": torch.zeros(2)}
+    fastckpt.load_into(
+        target, data, prefix="model.module.", rename=lambda n: n.upper() if n == "a" else None
+    )
+    assert target["A"].sum() == 2
+    with pytest.raises(ValueError, match="would be called 'x'"):
+        fastckpt.load_into({"x": torch.zeros(2)}, data, prefix="model.", rename=lambda name: "x")
+
+
+def test_what_does_not_fit_is_said_at_once_and_touches_nothing():
+    target = {
+        "0.weight": torch.zeros(8, 6),
+        "0.bias": torch.zeros(7),
+        "more": torch.zeros(2),
+    }
+    with pytest.raises(RuntimeError) as caught:
+        fastckpt.load_into(target, saved(STATE))
+    message = str(caught.value)
+    assert 'Missing key(s) in state_dict: "more"' in message
+    assert 'Unexpected key(s) in state_dict: "1.weight"' in message
+    assert "size mismatch for 0.bias: copying a param with shape torch.Size([8])" in message
+    assert not target["0.weight"].any()
+
+
+def test_a_module_says_what_torch_says():
+    narrow, data = model(5), saved(STATE)
+    with pytest.raises(RuntimeError) as ours:
+        fastckpt.load_into(narrow, data)
+    with pytest.raises(RuntimeError) as theirs:
+        model(5).load_state_dict(STATE)
+    assert str(ours.value) == str(theirs.value)
+    assert_equal(model(5).state_dict(), narrow.state_dict())
+
+
+def test_not_strict():
+    target = {"0.bias": torch.zeros(8), "more": torch.zeros(2)}
+    result = fastckpt.load_into(target, saved(STATE), strict=False)
+    assert result.missing_keys == ["more"]
+    assert "1.weight" in result.unexpected_keys
+    assert torch.equal(target["0.bias"], STATE["0.bias"])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "touched"), [(torch.float32, "a, b"), (torch.float64, "a")], ids=["straight", "cast"]
+)
+def test_checksums(dtype, touched):
+    data = with_damage(saved({"a": torch.ones(50), "b": torch.ones(60)}), "data/1")
+    target = {"a": torch.zeros(50, dtype=dtype), "b": torch.zeros(60, dtype=dtype)}
+    with pytest.raises(fastckpt.ChecksumError, match=rf"data/1.*overwritten already: {touched}$"):
+        fastckpt.load_into(target, data)
+    fastckpt.load_into(target, data, verify=False)
+
+
+def test_checksums_of_what_goes_through_in_chunks(monkeypatch):
+    monkeypatch.setattr("fastckpt.into.CHUNK", 64)
+    good = saved({"a": torch.arange(600.0).view(20, 30)})
+    target = {"a": torch.zeros(20, 30, dtype=torch.float64)}
+    fastckpt.load_into(target, good)
+    assert torch.equal(target["a"], torch.arange(600.0, dtype=torch.float64).view(20, 30))
+    with pytest.raises(fastckpt.ChecksumError, match=r"overwritten already: a$"):
+        fastckpt.load_into(target, with_damage(good, "data/0"))
+
+
+def test_hooks_of_the_module_run():
+    class Renamed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.new = torch.nn.Parameter(torch.zeros(3))
+
+        def _load_from_state_dict(self, state_dict, prefix, *args):
+            state_dict[prefix + "new"] = state_dict.pop(prefix + "old")
+            super()._load_from_state_dict(state_dict, prefix, *args)
+
+    target = Renamed()
+    fastckpt.load_into(target, saved({"old": torch.ones(3)}))
+    assert target.new.sum() == 3
+
+
+MEMORY = """
+import resource, sys, torch, fastckpt
+path, dtype = sys.argv[1], getattr(torch, sys.argv[2])
+target = {f"w{i}": torch.ones(4_000_000, dtype=dtype) for i in range(4)}
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+fastckpt.load_into(target, path)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_no_second_copy(tmp_path, dtype):
+    path = tmp_path / "model.pt"
+    torch.save({f"w{i}": torch.rand(4_000_000) for i in range(4)}, path)
+    run = [sys.executable, "-c", MEMORY, str(path), dtype]
+    grown = float(subprocess.run(run, capture_output=True, text=True, check=True).stdout)
+    # 64 MB lie in the file; 16 MiB may come on top, and what the library's own code takes.
+    assert grown < 16 + 12
