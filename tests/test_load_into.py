@@ -212,3 +212,88 @@ def test_no_second_copy(tmp_path, dtype):
     grown = float(subprocess.run(run, capture_output=True, text=True, check=True).stdout)
     # 64 MB lie in the file; 16 MiB may come on top, and what the library's own code takes.
     assert grown < 16 + 12
+
+
+def test_autograd_notices():
+    """As with load_state_dict: a graph that needs the old values must not go on with the new ones."""
+    net = torch.nn.Linear(3, 2)
+    data = saved(torch.nn.Linear(3, 2).state_dict())
+    loss = (net.weight**2).sum()
+    fastckpt.load_into(net, data)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+class Wrapper(torch.Tensor):
+    """A tensor whose memory is not its own, as a DTensor's."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        inner = [a.inner if isinstance(a, Wrapper) else a for a in args]
+        return func(*inner, **(kwargs or {}))
+
+
+def test_a_subclass_has_its_memory_elsewhere():
+    target = {"x": Wrapper(torch.zeros(4))}
+    fastckpt.load_into(target, saved({"x": torch.ones(4)}))
+    assert target["x"].inner.sum() == 4
+
+
+class Hooked(torch.nn.Linear):
+    """A module that looks at what it is given."""
+
+    def _load_from_state_dict(self, state_dict, prefix, *args):
+        state_dict[prefix + "weight"] = state_dict[prefix + "weight"][:2] * 2
+        state_dict[prefix + "bias"] = state_dict[prefix + "bias"][:2]
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def test_hooks_may_look_at_values():
+    big, net = torch.nn.Linear(3, 5), Hooked(3, 2)
+    fastckpt.load_into(net, saved(big.state_dict()))
+    assert torch.equal(net.weight, big.weight[:2] * 2)
+
+
+class Keeps(torch.nn.Linear):
+    def _load_from_state_dict(self, state_dict, prefix, *args):
+        self.weight = torch.nn.Parameter(state_dict[prefix + "weight"])
+
+
+def test_a_module_that_keeps_what_it_is_given():
+    source, net = torch.nn.Linear(3, 2), Keeps(3, 2)
+    try:
+        fastckpt.load_into(net, saved(source.state_dict()), strict=False)
+    except RuntimeError as error:
+        assert "keeps the tensor" in str(error)
+    else:
+        assert torch.equal(net.weight, source.weight)
+
+
+class Extra(torch.nn.Linear):
+    extra = None
+
+    def get_extra_state(self):
+        return {"steps": 7, "scale": torch.ones(2)}
+
+    def set_extra_state(self, state):
+        self.extra = state
+
+
+def test_extra_state():
+    net = Extra(3, 2)
+    fastckpt.load_into(net, saved(Extra(3, 2).state_dict()))
+    assert net.extra["steps"] == 7
+    assert torch.equal(net.extra["scale"], torch.ones(2))
+
+
+def test_names_that_are_no_tensors_are_unexpected_too():
+    data = saved({**torch.nn.Linear(3, 2).state_dict(), "epoch": 5})
+    with pytest.raises(RuntimeError, match=r'Unexpected key\(s\) in state_dict: "epoch"'):
+        fastckpt.load_into(torch.nn.Linear(3, 2), data)

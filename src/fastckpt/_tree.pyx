@@ -52,6 +52,9 @@ cdef enum:
     # Paths of leaves at every level of deep nesting would take memory in its square.
     MAX_PATH_ITEMS = 1 << 22
     HONEST_DEPTH = 100
+    # Members of containers that are walked again under another path. One that holds another twice, and so on
+    # down, has exponentially many paths.
+    MAX_REPEATED_ITEMS = 1000000
     MAX_SHARED_ATTRIBUTES = 1000000
 
 cdef dict KINDS = {
@@ -324,11 +327,16 @@ def children(value):
     return None
 
 
+cdef Py_ssize_t size_of(object container):
+    """About how many members a container has."""
+    return len(container) if isinstance(container, (list, tuple, dict, set, frozenset)) else 1
+
+
 cdef list walked(object root, bint tensors_only):
     """[(path, leaf)], see named_leaves."""
-    cdef list found = [], keys = [], stack
-    cdef set seen = set()
-    cdef Py_ssize_t path_items = 0
+    cdef list found = [], keys = [], stack, inside = []
+    cdef set seen = set(), open_ids = set()
+    cdef Py_ssize_t path_items = 0, repeats_left = MAX_REPEATED_ITEMS
     stack = [iter([(None, root)])]
     while stack:
         step = next(stack[-1], None)
@@ -336,14 +344,23 @@ cdef list walked(object root, bint tensors_only):
             stack.pop()
             if keys:
                 keys.pop()
+                open_ids.discard(inside.pop())
             continue
         key, value = step
         members = children(value)
         if members is not None:
-            if id(value) not in seen:
-                seen.add(id(value))
-                keys.append(key)
-                stack.append(iter(members))
+            if id(value) in open_ids:
+                continue  # a cycle
+            if id(value) in seen:
+                # Under each of its paths, as long as that is no more than an honest object can have.
+                repeats_left -= size_of(value) + 1
+                if repeats_left < 0:
+                    continue
+            seen.add(id(value))
+            open_ids.add(id(value))
+            inside.append(id(value))
+            keys.append(key)
+            stack.append(iter(members))
         elif not tensors_only or is_tensor(kind_of(value), value):
             path_items += len(keys)
             if path_items > MAX_PATH_ITEMS and len(keys) > HONEST_DEPTH:
@@ -355,8 +372,8 @@ cdef list walked(object root, bint tensors_only):
 def named_leaves(root):
     """[(path, leaf)] of everything that is not a container, in the order of the object; a path is a tuple of keys.
 
-    A container that occurs twice is walked where it occurs first, a cycle ends where it closes. Raises LimitError
-    where nesting is so deep that the paths would take memory out of proportion.
+    A container that occurs twice is walked under each of its paths (up to a million members of such), a cycle ends where it
+    closes. Raises LimitError where nesting is so deep that the paths would take memory out of proportion.
     """
     return walked(root, False)
 

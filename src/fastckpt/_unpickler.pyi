@@ -59,4 +59,5 @@ def unpickle(
     where: str = "pickle",
     offset: int = 0,
     gradients: bool = True,
+    tolerant: bool = False,
 ) -> Unpickled: ...

@@ -51,6 +51,12 @@ cdef enum:
     # An honest pickle copies what it holds three times at most: text to bytes, to a bytearray or an array.
     COPIES = 4
     SPARE_COPIES = 1 << 16
+    # A member of a key takes a byte at least; memo entries make it occur again, honestly some times.
+    KEY_ITEMS_PER_BYTE = 4
+
+cdef int64_t WITHOUT_BOUND = 1 << 62
+# What arguments that make no sense raise.
+cdef tuple CONTENT_ERRORS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 
 cdef uint64_t QUANTIZED_BITS = sum(1 << code for code in QUANTIZED)
 cdef type OrderedDict = collections.OrderedDict
@@ -89,6 +95,7 @@ cdef class Machine(Stack):
     cdef str encoding, errors
     cdef object limits
     cdef int64_t key_items_left, copies_left
+    cdef bint tolerant
     cdef dict globals_
     cdef readonly Storages described
     cdef readonly list names, unknown
@@ -143,10 +150,21 @@ cdef class Machine(Stack):
             return self.rebuild(name, args)
         if name.known is None:
             return Opaque(name.qualname, args)
+        if self.tolerant:
+            return self.call_or_keep(name, args)
         if name.known.call is None:
             raise UnsafePickleError(f"{name.qualname} may be named, but a call of it with {short(args)} is no data",
                                     qualname=name.qualname)
         return name.known.call(self, args)
+
+    cdef object call_or_keep(self, Global name, tuple args):
+        """The same for a pickle that is going to be run anyway: what the table refuses is somebody's own business."""
+        if name.known.call is not None:
+            try:
+                return name.known.call(self, args)
+            except CONTENT_ERRORS:
+                pass
+        return Opaque(name.qualname, args)
 
     # -- tensors -----------------------------------------------------------------------------------------------
 
@@ -328,6 +346,16 @@ cdef class Machine(Stack):
         return self.drop_to(at)
 
     cdef int build(self, object target, object state) except -1:
+        if self.tolerant:
+            try:
+                self.set_state(target, state)
+            except CONTENT_ERRORS:
+                pass
+        else:
+            self.set_state(target, state)
+        return 0
+
+    cdef int set_state(self, object target, object state) except -1:
         if isinstance(target, Node):
             target.set_state(self, state)
         elif type(target) in WITH_ATTRIBUTES:
@@ -594,12 +622,13 @@ cdef bytes unquoted(bytes line):
 
 
 def unpickle(data, *, int pids=0, tar_objects=None, storages=(), tensors=(), encoding="utf-8", errors="strict",
-             limits=None, where="pickle", offset=0, bint gradients=True):
+             limits=None, where="pickle", offset=0, bint gradients=True, bint tolerant=False):
     """Execute the pickle that ``data`` (bytes-like) begins with; an Unpickled.
 
     ``pids`` says what persistent ids may be; ``storages`` and ``tensors`` are specs that exist already, which those of
     this pickle follow; without ``gradients`` no tensor gets requires_grad. ``where`` opens the message of every error,
-    ``offset`` is where in it ``data`` begins.
+    ``offset`` is where in it ``data`` begins. With ``tolerant`` what the table of known names refuses is Opaque: for a
+    pickle that will be run by Python's own unpickler, and is read for its storages alone.
     Raises FormatError (Truncated where the bytes end first), UnsafePickleError, UnsupportedError and LimitError;
     LookupError for an encoding or a way to treat errors that Python does not know.
     """
@@ -607,7 +636,7 @@ def unpickle(data, *, int pids=0, tar_objects=None, storages=(), tensors=(), enc
     cdef Machine machine = Machine(Storages(storages, tensors, gradients))
     limits = limits or Limits()
     machine.pids, machine.tar_objects, machine.encoding, machine.errors = pids, tar_objects, encoding, errors
-    machine.limits, machine.key_items_left = limits, limits.key_items
+    machine.limits, machine.tolerant = limits, tolerant
     if encoding != "bytes":
         codecs.lookup(encoding)  # the caller's mistake, not the file's
         codecs.lookup_error(errors)
@@ -616,7 +645,10 @@ def unpickle(data, *, int pids=0, tar_objects=None, storages=(), tensors=(), enc
         machine.start = <const uint8_t*> view.buf
         machine.p = machine.op_at = machine.start
         machine.end = machine.start + view.len
-        machine.copies_left = COPIES * view.len + SPARE_COPIES
+        machine.copies_left = machine.key_items_left = WITHOUT_BOUND
+        if not tolerant:
+            machine.copies_left = COPIES * view.len + SPARE_COPIES
+            machine.key_items_left = max(limits.key_items, KEY_ITEMS_PER_BYTE * view.len)
         machine.look_ahead(machine.start, machine.end)
         try:
             obj = machine.run()
@@ -625,7 +657,7 @@ def unpickle(data, *, int pids=0, tar_objects=None, storages=(), tensors=(), enc
             located = type(error)(f"{where} at byte {place}: {error}", offset=place)
             located.__dict__.update({k: v for k, v in error.__dict__.items() if v is not None})
             raise located from None
-        except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
+        except CONTENT_ERRORS as error:
             place = offset + (machine.op_at - machine.start)
             raise FormatError(f"{where} at byte {place}: {type(error).__name__}: {error}; "
                               f"the file is damaged, or no torch.save wrote it", offset=place) from error

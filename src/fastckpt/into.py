@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,10 +12,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ._crc32 import crc32
+from ._spec import TensorSpec
 from .checkpoint import open as open_checkpoint
 from .errors import ChecksumError
 from .lazy import LazyTensor
 from .materialize import fill, mismatch
+from .nodes import TensorNode
 from .plan import root_of
 from .progress import check as check_progress
 from .progress import reporting
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from ._annotations import CheckpointFile, Progress, Unknown
     from .limits import Limits
 
+PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.nn.Parameter))
 # Memory that a tensor passes through on its way, where it cannot be read straight into its place.
 CHUNK = 8 << 20
 
@@ -68,8 +72,11 @@ def load_into(
         f, threads=threads, verify=verify, unknown=unknown, limits=limits
     ) as checkpoint:
         names = named(checkpoint, prefix, rename)
-        plan = plan_module if isinstance(target, torch.nn.Module) else plan_dict
-        copies, result, assign = plan(target, names, strict)
+        others, metadata = others_of(checkpoint, prefix, names)
+        if isinstance(target, torch.nn.Module):
+            copies, result, assign = plan_module(target, names, others, metadata, strict)
+        else:
+            copies, result, assign = plan_dict(target, names, others, strict)
         with torch.no_grad(), reporting(progress, checkpoint.source.name) as tell:
             _Filling(checkpoint, tell).run(copies)
         for put in assign:
@@ -97,29 +104,77 @@ def named(checkpoint, prefix, rename):
     return found
 
 
+def others_of(checkpoint, prefix, names):
+    """What else the dict at ``prefix`` holds: {name: value} without its tensors, and its ``_metadata``.
+
+    A module's extra state is made real; anything else only has a name that somebody may not expect.
+    """
+    container = checkpoint.contents.unpickled.obj
+    for key in prefix.split(".")[:-1]:
+        container = container.get(key) if isinstance(container, dict) else None
+    if not isinstance(container, dict):
+        return {}, None
+    others = {}
+    for key, value in dict.items(container):
+        if not isinstance(key, str):
+            continue
+        if key.endswith("_extra_state"):
+            others[key] = checkpoint.read_leaf(value)
+            for name in [name for name in names if name == key or name.startswith(f"{key}.")]:
+                del names[name]
+        elif key not in names and not isinstance(value, (TensorSpec, TensorNode, dict)):
+            others[key] = value
+    return others, getattr(container, "__dict__", {}).get("_metadata")
+
+
 # -- who decides what goes where
+
+# What may be asked of a placeholder without its values.
+METADATA = frozenset(
+    "__get__ __len__ size dim stride numel nelement ndimension is_floating_point is_complex is_contiguous "
+    "element_size storage_offset untyped_storage get_device is_signed is_conj is_neg".split()
+)
 
 
 class _Recorder(TorchFunctionMode):
-    """While a module loads placeholders, notes each ``target.copy_(placeholder)`` instead of doing it."""
+    """While a module loads placeholders, notes each ``target.copy_(placeholder)`` instead of doing it.
 
-    def __init__(self, placeholders):
+    Whatever else is done with one, by a hook or by a module's own loading code, is done with the real tensor.
+    """
+
+    def __init__(self, placeholders, names):
         super().__init__()
         self.names = {id(placeholder): name for name, placeholder in placeholders.items()}
+        self.lazy = names
         self.noted = []
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is torch.Tensor.copy_ and len(args) > 1 and id(args[1]) in self.names:
             self.noted.append((self.names[id(args[1])], args[0]))
             return args[0]
+        if getattr(func, "__name__", "") not in METADATA:
+            args, kwargs = self.real(args), self.real(kwargs or {})
         return func(*args, **(kwargs or {}))
 
+    def real(self, value):
+        """The same with tensors of the file in place of placeholders."""
+        if isinstance(value, torch.Tensor):
+            return self.lazy[self.names[id(value)]].read() if id(value) in self.names else value
+        if type(value) in (list, tuple):
+            return type(value)([self.real(each) for each in value])
+        if type(value) is dict:
+            return {key: self.real(each) for key, each in value.items()}
+        return value
 
-def plan_module(module, names, strict):
+
+def plan_module(module, names, others, metadata, strict):
     """Let ``module.load_state_dict`` go over placeholders of the right shapes, on the meta device."""
     placeholders = {name: placeholder(lazy) for name, lazy in names.items()}
-    with _Recorder(placeholders) as recorder:
-        result = module.load_state_dict(dict(placeholders), strict=strict)
+    state = collections.OrderedDict({**placeholders, **others})
+    if metadata is not None:
+        state._metadata = metadata
+    with _Recorder(placeholders, names) as recorder:
+        result = module.load_state_dict(state, strict=strict)
     copies, fresh = (
         [],
         {},
@@ -130,7 +185,23 @@ def plan_module(module, names, strict):
                 fresh[id(target)] = (target, torch.empty_like(target, device="cpu"))
             target = fresh[id(target)][1]
         copies.append(Copy(name, names[name], target))
+    refuse_kept(module, placeholders)
     return copies, result, [partial(replace, module, old, new) for old, new in fresh.values()]
+
+
+def refuse_kept(module, placeholders):
+    """A module that keeps what it is given, instead of copying it, would keep a tensor without memory."""
+    storages = {tensor.untyped_storage()._cdata for tensor in placeholders.values()}
+    for path, part in module.named_modules():
+        for holder in (part._parameters, part._buffers, vars(part)):
+            for name, value in holder.items():
+                if not isinstance(value, torch.Tensor) or value.device.type != "meta":
+                    continue
+                if value.untyped_storage()._cdata in storages:
+                    raise RuntimeError(
+                        f"{path or type(module).__name__}: {name!r} keeps the tensor that it is given instead of copying it; "
+                        f"module.load_state_dict(load(f)) loads such a module"
+                    )
 
 
 def placeholder(lazy):
@@ -155,10 +226,10 @@ def replace(module, old, new):
                 part._buffers[name] = new
 
 
-def plan_dict(target, names, strict):
+def plan_dict(target, names, others, strict):
     """The same for a dict, with the same words."""
     missing = [name for name in target if name not in names]
-    unexpected = [name for name in names if name not in target]
+    unexpected = [name for name in [*names, *others] if name not in target]
     problems = []
     if strict and unexpected:
         problems.append(
@@ -230,6 +301,9 @@ class _Filling:
             or self.checkpoint.map_file
         ):
             return False
+        # A subclass, such as a DTensor, may have its memory elsewhere, or none.
+        if type(target) not in PLAIN_TENSORS or not target.data_ptr():
+            return False
         same = str(target.dtype) == f"torch.{copy.lazy.dtype}" and target.stride() == spec.stride
         plain = (
             target.device.type == "cpu"
@@ -269,17 +343,20 @@ class _Filling:
             verify=self.checkpoint.verify, threads=self.checkpoint.threads,
             progress=(lambda done, _: self.progress(done, self.total)) if self.progress else None,
         )  # fmt: skip
+        for copy in copies:  # so that autograd notices, as it does of copy_
+            torch.autograd.graph.increment_version(copy.target)
         self.done = sum(nbytes)
 
     def copy(self, copy, touched):
         """Through a chunk: another dtype, order, device or layout."""
         lazy, target = copy.lazy, copy.target
-        chunks = [] if lazy.spec is None else list(chunks_of(lazy.shape, lazy.spec.itemsize))
+        plain = lazy.spec is not None and type(target) in PLAIN_TENSORS
+        chunks = list(chunks_of(lazy.shape, lazy.spec.itemsize)) if plain else []
         if len(chunks) > 1:
             touched.append(copy.name)
             self.copy_chunks(copy, chunks)
         else:  # read whole, and verified, before the target is touched
-            target.copy_(lazy.read() if lazy.spec is None else lazy[...])
+            target.copy_(lazy[...] if plain else lazy.read())
             touched.append(copy.name)
         self.tell(lazy.nbytes)
 

@@ -14,7 +14,7 @@ from .errors import UnsupportedError
 from .materialize import fill
 from .memory import allocate
 from .nodes import TensorNode
-from .numpy_bridge import resolved, strided
+from .numpy_bridge import strided, strided_values
 from .plan import View, index_view, root_of, runs_of
 from .records import STORED, Records
 
@@ -231,8 +231,9 @@ class LazyTensor:
             if owner is None
             else np.frombuffer(owner, dtype, memoryview(owner).nbytes // step)
         )
-        array = strided(flat, start, shape, stride)
-        return resolved(array, self.spec) if values else array
+        if values:
+            return strided_values(flat, start, shape, stride, self.spec)
+        return strided(flat, start, shape, stride)
 
     def __reduce__(self):
         """To be found again, by its path, in a checkpoint that is opened anew; see Checkpoint."""

@@ -77,7 +77,12 @@ def load(
     try:
         map_file = wants_mapping(mmap, source)
         contents = open_contents(
-            source, encoding=encoding, errors=errors, limits=limits, verify=verify
+            source,
+            encoding=encoding,
+            errors=errors,
+            limits=limits,
+            verify=verify,
+            tolerant=not weights_only,
         )
         with reporting(progress, source.name) as tell:
             options = {"verify": verify, "threads": threads, "map_file": map_file, "progress": tell}
@@ -88,7 +93,7 @@ def load(
                 from .trusted import unpickle_trusted
 
                 options = {"encoding": encoding, "errors": errors, "fix_imports": fix_imports}
-                result = unpickle_trusted(reader, keys, pickle_module, **options)
+                result = unpickle_trusted(reader, keys, pickle_module, map_location, **options)
         source.finish(contents.end)
         return result
     finally:

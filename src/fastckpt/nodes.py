@@ -8,7 +8,7 @@ import collections
 import enum
 
 from ._spec import TensorSpec
-from .dtypes import DTYPES
+from .dtypes import DTYPES, UINT8
 from .errors import CheckpointError, FormatError, LimitError
 
 
@@ -143,6 +143,9 @@ class GeneratorNode(TensorNode):
             and -(2**63) <= state[0] < 2**64
             and (state[1] is None or (type(state[1]) is int and 0 <= state[1] < 2**63))
             and isinstance(state[2], TensorSpec)
+            and state[2].dtype == UINT8
+            and len(state[2].shape) == 1
+            and state[2].numel == state[2].extent
         )
         if not fits:
             raise FormatError(

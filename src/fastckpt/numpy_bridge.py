@@ -24,6 +24,14 @@ def strided(flat, start, shape, stride):
         ) from None
 
 
+def strided_values(flat, start, shape, stride, spec):
+    """A strided view of a flat array whose elements are the values of ``spec``, resolved before they are repeated."""
+    if not (spec.conj or spec.neg) or 0 in shape:
+        return resolved(strided(flat, start, shape, stride), spec)
+    end = start + 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
+    return strided(resolved(flat[start:end], spec), 0, shape, stride)
+
+
 def resolved(array, spec):
     """The values of a view that is conjugated or negated when it is looked at.
 
@@ -66,9 +74,8 @@ class NumpyBridge:
     def tensor(self, spec):
         if spec.dtype in QUANTIZED:
             return None
-        return resolved(
-            strided(self.flat(spec.storage, spec.dtype), spec.offset, spec.shape, spec.stride), spec
-        )
+        flat = self.flat(spec.storage, spec.dtype)
+        return strided_values(flat, spec.offset, spec.shape, spec.stride, spec)
 
     def storage(self, ref):
         return self.flat(ref.storage, ref.dtype)

@@ -451,7 +451,7 @@ def sparse(machine, args):
         expect(flag is None or type(flag) is bool, "a bool as is_coalesced", flag)
         return TensorNode(
             "sparse_coo",
-            tensor_like(data[0]),
+            spelled_out(data[0], "indices"),
             tensor_like(data[1]),
             geometry(machine, data[2]),
             flag,
@@ -461,9 +461,20 @@ def sparse(machine, args):
         "a sparse tensor",
         args,
     )
+    indices = [spelled_out(each, "indices") for each in data[:2]]
     return TensorNode(
-        "sparse_compressed", kind, *map(tensor_like, data[:3]), geometry(machine, data[3])
+        "sparse_compressed", kind, *indices, tensor_like(data[2]), geometry(machine, data[3])
     )
+
+
+def spelled_out(value, what):
+    """A tensor whose elements are all in the file: an expanded one could have any number, and they will be looked at."""
+    expect(isinstance(value, TensorSpec), f"a tensor of {what}", value)
+    if value.numel > value.extent:
+        raise FormatError(
+            f"a tensor of {what} has {value.numel} elements over {value.extent} in the file; it is damaged, or made to deceive"
+        )
+    return value
 
 
 def geometry(machine, value):
@@ -532,7 +543,7 @@ def channel_values(machine, values):
 def nested(machine, args):
     """_rebuild_nested_tensor(buffer, sizes, strides, storage_offsets)."""
     expect(len(args) == 4 and all(isinstance(a, TensorSpec) for a in args), "four tensors", args)
-    return TensorNode("nested", *args)
+    return TensorNode("nested", args[0], *(spelled_out(a, "sizes") for a in args[1:]))
 
 
 def meta(machine, args):
@@ -577,6 +588,8 @@ def device_tensor(machine, args):
         "a tensor or an array",
         args[0],
     )
+    if isinstance(args[0], TensorSpec):
+        spelled_out(args[0], "values for a device")  # they are copied
     return TensorNode(
         "device_tensor", args[0], dtype_code(args[1]), args[2], boolean(args[3], "requires_grad")
     )

@@ -1,6 +1,8 @@
 """Which parts of an object are wanted: ``keys=`` of load, and the specs that a part needs."""
 
+import collections
 import collections.abc
+import copy
 import fnmatch
 
 from ._spec import StorageRef, TensorSpec
@@ -30,65 +32,92 @@ def chooser(keys):
 
 
 def prune(root, keys):
-    """Take the leaves that ``keys`` does not want out of an inert object; the nesting stays.
+    """An inert object without the leaves that ``keys`` does not want; the nesting stays.
 
-    An object of an unknown class stays whole where a part of it is wanted: what it needs, its class knows.
-
+    A container that occurs twice stays one where the same is wanted of it under both paths, and becomes two where not. An
+    object of an unknown class stays whole where a part of it is wanted: what it needs, its class knows.
     Raises KeyError for a listed name that does not occur.
     """
-    wanted, listed = chooser(keys)
-    found, memo = set(), {}
-
-    def visit(value, path):
-        members = None if isinstance(value, (set, frozenset)) else children(value)
-        if members is None:
-            name = dotted(path)
-            found.add(name)
-            return value if wanted(name) else _ABSENT
-        if id(value) in memo:
-            return memo[id(value)][0]
-        memo[id(value)] = (value, value)  # a cycle ends here; the second keeps the id taken
-        kept = [(key, visit(member, (*path, key))) for key, member in list(members)]
-        result = _keep(
-            value, [(key, member) for key, member in kept if member is not _ABSENT], bool(kept)
-        )
-        memo[id(value)] = (result, value)
-        return result
-
+    pruning = _Pruning(keys)
     try:
-        result = visit(root, ())
+        result = pruning.visit(root, ())
     except RecursionError:
         raise LimitError("the object nests too deep for keys=; load it whole") from None
-    if missing := [name for name in listed if name not in found]:
+    if missing := [name for name in pruning.listed if name not in pruning.found]:
         raise KeyError(
             f"not in the checkpoint: {', '.join(missing[:10])}{' ...' if len(missing) > 10 else ''}"
         )
     return None if result is _ABSENT else result
 
 
-def _keep(container, members, had_any):
-    """A container of some of its members only, the same object where it can change."""
+class _Pruning:
+    MOST_VISITS = 1_000_000  # of members of containers that were visited before; paths can be exponentially many
+
+    def __init__(self, keys):
+        self.wanted, self.listed = chooser(keys)
+        self.found = set()
+        self.results = {}  # id of a container -> (it, [(what was kept, the container of that)])
+        self.open = {}  # id of a container around this one -> the new one
+        self.visits = 0
+
+    def visit(self, value, path):
+        """What is left of a value at a path, or _ABSENT."""
+        members = None if isinstance(value, (set, frozenset)) else children(value)
+        if members is None:
+            name = dotted(path)
+            self.found.add(name)
+            return value if self.wanted(name) else _ABSENT
+        if id(value) in self.open:
+            return self.open[id(value)]  # a cycle
+        members = list(members)
+        if id(value) in self.results:
+            self.visits += len(members) + 1
+            if self.visits > self.MOST_VISITS:
+                raise LimitError("the object has too many paths for keys=; load it whole")
+        new = self.open[id(value)] = (
+            value if isinstance(value, (tuple, Opaque)) else _emptied(value)
+        )
+        kept = [(key, self.visit(member, (*path, key))) for key, member in members]
+        del self.open[id(value)]
+        kept = [(key, member) for key, member in kept if member is not _ABSENT]
+        _, results = self.results.setdefault(id(value), (value, []))
+        for before, result in results:
+            if [(key, id(member)) for key, member in before] == [(k, id(m)) for k, m in kept]:
+                return result
+        result = _filled(value, new, kept, bool(members))
+        results.append((kept, result))
+        return result
+
+
+def _emptied(container):
+    """A container of the same type, with nothing in it."""
+    new = copy.copy(container)
+    if isinstance(container, (dict, list, collections.deque)):
+        new.clear()
+    if hasattr(container, "__dict__"):
+        vars(new).clear()
+    return new
+
+
+def _filled(container, new, members, had_any):
+    """``new``, with the members that are kept."""
     if isinstance(container, dict):
-        kept = dict(members)
-        for key in [key for key in container if key not in kept]:
-            del container[key]
-        for key in container:
-            container[key] = kept[key]
-        return container
-    if isinstance(container, list):
-        container[:] = [member for _, member in members]
-        return container
+        attributes = vars(container) if hasattr(container, "__dict__") else {}
+        for key, member in members:
+            if key in container:
+                new[key] = member
+            elif key in attributes:
+                vars(new)[key] = member
+        return new
     if isinstance(container, tuple):
         return tuple([member for _, member in members])
     if isinstance(container, Opaque):
         return container if members or not had_any else _ABSENT
-    if hasattr(container, "maxlen"):
-        container.clear()
-        container.extend(member for _, member in members)
-        return container
-    for key in set(vars(container)) - {key for key, _ in members}:
-        delattr(container, key)
-    return container
+    if isinstance(container, (list, collections.deque)):
+        new.extend(member for _, member in members)
+        return new
+    vars(new).update(members)
+    return new
 
 
 def specs_in(root):

@@ -407,6 +407,7 @@ class TorchBridge:
         if isinstance(cls, Opaque):
             args = (cls, torch_dtype(code), size, stride, offset, layout, device, requires_grad)
             return Opaque("torch._utils._rebuild_wrapper_subclass", args)
+        device = self.placement.device(str(device))
         return torch.Tensor._make_wrapper_subclass(
             cls, size, strides=stride, dtype=torch_dtype(code), storage_offset=offset, layout=layout, device=device,
             requires_grad=requires_grad,
@@ -432,11 +433,23 @@ class TorchBridge:
         if isinstance(obj, Opaque):
             obj.state = state
         elif isinstance(node, TensorNode) and node.kind == "generator":
-            obj.__setstate__(state)
+            self.set_generator_state(obj, state)
         elif isinstance(obj, torch.Tensor) and type(obj).__setstate__ is torch.Tensor.__setstate__:
             self.set_attributes(obj, state)
         else:
             self.set_allowed_state(obj, state)
+
+    def set_generator_state(self, generator, state):
+        if state[2].device.type == "meta":
+            raise UnsupportedError(
+                f"{self.where}a Generator's state is data, which map_location='meta' leaves in the file"
+            )
+        try:
+            generator.__setstate__(state)
+        except SystemError as error:  # what torch makes of a state of another size
+            raise FormatError(
+                f"{self.where}a Generator's state of {len(state[2])} bytes is none"
+            ) from error
 
     def set_attributes(self, tensor, state):
         """Python attributes of a tensor: (dict, slots) or a dict; none that torch itself defines."""

@@ -3,17 +3,35 @@
 The storages are found with the data-only machine, read in parallel and verified like any others; then the pickle is run.
 """
 
+import contextlib
 import io
 import pickle
 
+import torch
+
+from .dtypes import CODE_BY_STORAGE, UINT8
 from .errors import FormatError, UnsupportedError
+from .torch_bridge import torch_dtype
 
 RENAMED_MODULES = {"torch.tensor": "torch._tensor"}  # torch 1.7 wrote the first
 
 
-def unpickle_trusted(reader, keys, pickle_module, **options):
+@contextlib.contextmanager
+def mapped_as(map_location):
+    """What rebuild functions of torch's ask for while it loads: where tensors of their own device should go."""
+    tls = getattr(torch.serialization, "_serialization_tls", None)
+    before = getattr(tls, "map_location", None)
+    if tls is not None:
+        tls.map_location = map_location
+    try:
+        yield
+    finally:
+        if tls is not None:
+            tls.map_location = before
+
+
+def unpickle_trusted(reader, keys, pickle_module, map_location, **options):
     """Run the pickle of ``reader``'s checkpoint with ``pickle_module`` (None: pickle)."""
-    import torch
 
     if keys is not None:
         raise TypeError("keys= needs weights_only=True: the pickle is run as a whole otherwise")
@@ -30,7 +48,7 @@ def unpickle_trusted(reader, keys, pickle_module, **options):
     made = {}  # what occurs twice is one object
 
     def typed(spec, cls):
-        dtype = torch.uint8 if cls is torch.UntypedStorage else cls.dtype
+        dtype = torch_dtype(CODE_BY_STORAGE.get(cls.__name__, UINT8))  # an UntypedStorage has bytes
         if (spec.index, dtype) not in made:
             storage = torch.storage.TypedStorage(
                 wrap_storage=bridge.untyped(spec), dtype=dtype, _internal=True
@@ -66,4 +84,5 @@ def unpickle_trusted(reader, keys, pickle_module, **options):
                 return pid[1]
             raise FormatError(f"{contents.source.name}: a persistent id is {pid!r:.80}")
 
-    return Unpickler(io.BytesIO(contents.pickle_bytes()), **options).load()
+    with mapped_as(map_location):
+        return Unpickler(io.BytesIO(contents.pickle_bytes()), **options).load()
