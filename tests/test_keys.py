@@ -194,10 +194,33 @@ class Custom:
 
 class TestOtherContainers:
     def test_shared_container(self):
+        """One under both paths, and two where other parts are wanted of it there."""
         inner = {"a": torch.ones(1), "b": torch.zeros(1)}
-        loaded = fastckpt.load(saved([inner, inner]), keys=["0.a"])
+        loaded = fastckpt.load(saved([inner, inner]), keys=["0.a", "1.a"])
         assert loaded[0] is loaded[1]
         same([{"a": torch.ones(1)}], loaded[:1])
+        same([{"a": torch.ones(1)}, {}], fastckpt.load(saved([inner, inner]), keys=["0.a"]))
+        same([{}, {"b": torch.zeros(1)}], fastckpt.load(saved([inner, inner]), keys="1.b"))
+
+    def test_shared_tuple(self):
+        """As Adam's groups share their betas."""
+        betas = (0.9, 0.999)
+        obj = {"groups": [{"lr": 1, "betas": betas}, {"lr": 2, "betas": betas}]}
+        loaded = fastckpt.load(saved(obj), keys="groups.1.*")
+        assert loaded == {"groups": [{"betas": ()}, {"lr": 2, "betas": betas}]}
+
+    def test_a_container_is_named(self):
+        with pytest.raises(KeyError, match=r"'model' is a container.*use 'model\.\*'"):
+            fastckpt.load(saved({"model": {"a": torch.ones(1)}}), keys=["model"])
+
+    def test_paths_without_end(self):
+        value = [torch.ones(1)]
+        for _ in range(60):
+            value = [value, value]
+        with pytest.raises(fastckpt.LimitError, match="too many paths"):
+            fastckpt.load(saved(value), keys="*")
+        with fastckpt.open(saved(value)) as checkpoint:
+            assert len(checkpoint) > 1
 
     def test_cycle(self):
         obj = {"a": torch.ones(1), "b": 5}

@@ -268,12 +268,8 @@ class Keeps(torch.nn.Linear):
 
 def test_a_module_that_keeps_what_it_is_given():
     source, net = torch.nn.Linear(3, 2), Keeps(3, 2)
-    try:
+    with pytest.raises(RuntimeError, match="'weight' keeps the tensor"):
         fastckpt.load_into(net, saved(source.state_dict()), strict=False)
-    except RuntimeError as error:
-        assert "keeps the tensor" in str(error)
-    else:
-        assert torch.equal(net.weight, source.weight)
 
 
 class Extra(torch.nn.Linear):

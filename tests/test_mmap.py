@@ -193,3 +193,12 @@ def test_copies_need_no_file(copy, tmp_path):
     gc.collect()
     path.unlink()
     np.testing.assert_array_equal(copied, np.arange(5.0))
+
+
+def test_a_mapping_holds_no_descriptor(tmp_path):
+    path = tmp_path / "model.pt"
+    torch.save({"w": torch.arange(100.0)}, path)
+    before = len(os.listdir("/proc/self/fd"))
+    held = [fastckpt.load(path, mmap=True) for _ in range(20)]
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert all(torch.equal(each["w"], torch.arange(100.0)) for each in held)

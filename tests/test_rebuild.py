@@ -255,6 +255,10 @@ STRICTER = {
     "torch.FloatTensor of a short state": (Call(Name("torch FloatTensor"), (), (FLOAT, 0, (2,))), "a tensor's state"),
     "Size of 2**63": (Call(Name("torch Size"), ([2**63],)), "ints as sizes"),
     "FloatTensor(n): memory as it was": (Call(Name("torch FloatTensor"), (5,)), "uninitialised"),
+    "sparse with expanded indices": (Call(utils("_rebuild_sparse_tensor"), (layout("sparse_coo"), (v2(LONG, 0, (1, 2**40), (0, 0), False, HOOKS), v2(FLOAT, 0, (2**40,), (0,), False, HOOKS), (9,), False))), "elements over 1 in the file"),
+    "csr with expanded indices": (Call(utils("_rebuild_sparse_tensor"), (layout("sparse_csr"), (v2(LONG, 0, (2**40,), (0,), False, HOOKS), ids(0, 3), v2(FLOAT, 0, (3,), (1,), False, HOOKS), (2, 1)))), "elements over 1 in the file"),
+    "nested with expanded sizes": (Call(utils("_rebuild_nested_tensor"), (PAIR, v2(LONG, 0, (2**40, 2), (0, 0), False, HOOKS), v2(LONG, 0, (2**40, 2), (0, 0), False, HOOKS), v2(LONG, 0, (2**40,), (0,), False, HOOKS))), "elements over 1 in the file"),
+    "device tensor of expanded values": (Call(utils("_rebuild_device_tensor_from_cpu_tensor"), (v2(FLOAT, 0, (2**40,), (0,), False, HOOKS), Name("torch float32"), "cpu", False)), "elements over 1 in the file"),
     "sparse with indices out of range": (
         Call(utils("_rebuild_sparse_tensor"), (layout("sparse_coo"), (IDS, PAIR, (1, 1), False))), "sparse tensor contradicts itself"),
     "csr with indices out of range": (

@@ -335,3 +335,23 @@ def test_loading_twice_gives_two_objects():
     one.shared.data.zero_()
     assert two.shared.abs().sum() > 0
     copy.deepcopy(one)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [object(), slice("a", None), slice(1.0, None)],
+    ids=["object", "slice of text", "slice of floats"],
+)
+def test_what_the_table_refuses_is_run(value):
+    """The pickle is read for its storages, and then run: whatever else is in it is not our business."""
+    data = saved({"x": value, "w": torch.ones(3)})
+    with pytest.raises(fastckpt.CheckpointError):
+        fastckpt.load(data)
+    loaded = fastckpt.load(data, weights_only=False)
+    assert type(loaded["x"]) is type(value)
+    assert loaded["w"].sum() == 3
+
+
+def test_no_warning_of_ours(recwarn):
+    fastckpt.load(saved({"w": torch.ones(3)}), weights_only=False)
+    assert not [w for w in recwarn if "TypedStorage" in str(w.message)]

@@ -13,7 +13,7 @@ from ._version import __version__
 # are not built (``python -m <package>.build`` builds them) and costs nothing until it is used.
 _HOME = {
     "load": "loading",
-    "load_into": "into",
+    "load_into": "loading",
     "open": "checkpoint",
     "Checkpoint": "checkpoint",
     "LazyTensor": "checkpoint",

@@ -6,6 +6,9 @@ goes when the last buffer in it dies; before that, each huge page of it goes wit
 """
 
 cimport cython
+from libc.errno cimport errno
+from libc.string cimport strerror
+from posix.mman cimport MAP_FAILED, MAP_NORESERVE, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport INT64_MAX, int64_t
 from libc.stdlib cimport calloc, free
@@ -249,3 +252,31 @@ def allocate(
             PyBuffer_Release(&address_buffer)
     finally:
         PyBuffer_Release(&size_buffer)
+
+
+@cython.final
+cdef class Mapping:
+    """A private, writable mapping of a file. It holds no descriptor, as Python's own would, for each load that lives."""
+
+    cdef void* start
+    cdef Py_ssize_t nbytes
+
+    def __getbuffer__(self, Py_buffer* buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.start, self.nbytes, 0, flags)
+
+    def __len__(self):
+        return self.nbytes
+
+    def __dealloc__(self):
+        if self.start != NULL:
+            munmap(self.start, self.nbytes)
+
+
+def map_file(int fd, Py_ssize_t nbytes):
+    """Map the first ``nbytes`` (more than 0) of a file, copy on write: (Mapping, its address). Raises OSError."""
+    cdef Mapping mapping = Mapping.__new__(Mapping)
+    cdef void* start = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd, 0)
+    if start == MAP_FAILED:
+        raise OSError(errno, strerror(errno).decode())
+    mapping.start, mapping.nbytes = start, nbytes
+    return mapping, <int64_t> start

@@ -79,7 +79,9 @@ cdef const uint8_t* after_argument(int op, const uint8_t* p, const uint8_t* end)
             n, p = le32(p), p + 4
         else:
             n, p = le64(p), p + 8
-    return NULL if n > <unsigned long long> (end - p) else p + n
+    if n > <unsigned long long> (end - p):
+        return NULL
+    return p + n
 
 
 def argument_kinds():

@@ -372,8 +372,8 @@ cdef list walked(object root, bint tensors_only):
 def named_leaves(root):
     """[(path, leaf)] of everything that is not a container, in the order of the object; a path is a tuple of keys.
 
-    A container that occurs twice is walked under each of its paths (up to a million members of such), a cycle ends where it
-    closes. Raises LimitError where nesting is so deep that the paths would take memory out of proportion.
+    A container that occurs twice is walked under each of its paths (up to a million members of such), a cycle ends
+    where it closes. Raises LimitError where nesting is so deep that the paths would take memory out of proportion.
     """
     return walked(root, False)
 

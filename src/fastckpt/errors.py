@@ -52,7 +52,7 @@ class LimitError(CheckpointError):
 def unsafe_name(where, qualname, note="", *, scripted=False, path=None, record=None):
     """The refusal of a class or function that is not known to be plain data; ``note`` says more of it."""
     if scripted:
-        remedy = "this is a TorchScript archive: torch.jit.load runs it, unknown='opaque' gives its tensors as data"
+        remedy = "This is a TorchScript archive: torch.jit.load runs it, unknown='opaque' gives its tensors as data"
     else:
         remedy = (
             "unknown='opaque' loads the rest with inert stand-ins, torch.serialization.add_safe_globals allows a "

@@ -1,11 +1,8 @@
-"""load_into: a checkpoint into memory that somebody has already, a module's or a dict's tensors, without a second copy."""
-
-from __future__ import annotations
+"""How load_into works: a checkpoint into memory that somebody has already, a module's or a dict's tensors, without a second copy."""
 
 import collections
-from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,10 +20,6 @@ from .progress import check as check_progress
 from .progress import reporting
 from .records import NO_CRC, STORED, Records
 
-if TYPE_CHECKING:
-    from ._annotations import CheckpointFile, Progress, Unknown
-    from .limits import Limits
-
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.nn.Parameter))
 # Memory that a tensor passes through on its way, where it cannot be read straight into its place.
 CHUNK = 8 << 20
@@ -40,37 +33,10 @@ class Copy(NamedTuple):
     target: torch.Tensor
 
 
-def load_into(
-    target: torch.nn.Module | dict[str, torch.Tensor],
-    f: CheckpointFile,
-    *,
-    strict: bool = True,
-    prefix: str = "",
-    rename: dict[str, str | None] | Callable[[str], str | None] | None = None,
-    threads: int | None = None,
-    verify: bool = True,
-    progress: Progress | None = None,
-    unknown: Unknown = "opaque",
-    limits: Limits | None = None,
-) -> Any:
-    """Read a checkpoint into existing tensors: straight into their memory where dtype and strides agree.
-
-    target: an nn.Module, whose own ``load_state_dict`` decides what goes where (its hooks run; tensors on the meta device are
-        replaced by fresh ones), or a dict of tensors by name.
-    f: as for ``load``; the names in it are dotted paths.
-    strict: raise where names are missing or left over; with False they are returned.
-    prefix: take the names that begin with it, without it ("model." for {"model": state_dict, ...}).
-    rename: a dict or callable from names in the file (without the prefix) to names in the target; None leaves a name out.
-    threads, verify, progress, limits: as for ``load``. A bad checksum raises after memory was overwritten; the error says which.
-
-    Returns (missing_keys, unexpected_keys) as ``load_state_dict`` does. Peak memory beyond the target's: 16 MiB.
-    Raises RuntimeError in torch's words where names or shapes do not fit, before a byte is touched; what ``load`` raises.
-    Source: github.com/pytorch/pytorch, torch/nn/modules/module.py (load_state_dict).
-    """
+def fill_target(target, f, *, strict, prefix, rename, progress, **options):
+    """What loading.load_into does; ``options`` are those of ``open``."""
     check_progress(progress)
-    with open_checkpoint(
-        f, threads=threads, verify=verify, unknown=unknown, limits=limits
-    ) as checkpoint:
+    with open_checkpoint(f, **options) as checkpoint:
         names = named(checkpoint, prefix, rename)
         others, metadata = others_of(checkpoint, prefix, names)
         if isinstance(target, torch.nn.Module):

@@ -1,10 +1,11 @@
-"""load: a whole checkpoint, or the parts of it that are wanted, as torch.load gives it."""
+"""load and load_into: a whole checkpoint, or the parts of it that are wanted, as torch.load gives it."""
 
 from __future__ import annotations
 
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ._tree import substitute
@@ -19,6 +20,8 @@ from .selection import prune, specs_in
 from .source import open_source
 
 if TYPE_CHECKING:
+    import torch
+
     from ._annotations import CheckpointFile, Framework, Keys, MapLocation, Progress, Unknown
 
 FRAMEWORKS = ("torch", "numpy")
@@ -58,8 +61,10 @@ def load(
     fix_imports: with weights_only=False, whether names of Python 2 modules are taken for those of today.
     verify: compare the CRC-32 of every record that is read whole.
     threads: how many threads read; None takes what the process may use, 1 is serial.
-    keys: a list of dotted names, a glob pattern or a callable on names: other leaves are absent and not read.
-    framework: "torch", or "numpy" for arrays without torch (bfloat16 and float8 through ml_dtypes where installed).
+    keys: a list of dotted names, a glob pattern or a callable on names: other leaves are absent and not read; the
+        containers around them stay.
+    framework: "torch", or "numpy" for arrays without torch. bfloat16 and float8 come through ml_dtypes where that is installed,
+        else as their bits in uint16 and uint8.
     unknown: "error", or "opaque" for inert stand-ins of objects of unknown classes (see Opaque).
     progress: True for a bar (tqdm's), or a callable(bytes done, bytes in all, name of the file).
     limits: a Limits.
@@ -100,6 +105,49 @@ def load(
         source.close()
 
 
+def load_into(
+    target: torch.nn.Module | dict[str, torch.Tensor],
+    f: CheckpointFile,
+    *,
+    strict: bool = True,
+    prefix: str = "",
+    rename: dict[str, str | None] | Callable[[str], str | None] | None = None,
+    threads: int | None = None,
+    verify: bool = True,
+    progress: Progress | None = None,
+    unknown: Unknown = "opaque",
+    limits: Limits | None = None,
+) -> Any:
+    """Read a checkpoint into existing tensors: straight into their memory where dtype and strides agree.
+
+    target: an nn.Module, whose own ``load_state_dict`` decides what goes where (its hooks run; tensors on the meta device are
+        replaced by fresh ones), or a dict of tensors by name.
+    f: as for ``load``; the names in it are dotted paths.
+    strict: raise where names are missing or left over; with False they are returned.
+    prefix: take the names that begin with it, without it ("model." for {"model": state_dict, ...}).
+    rename: a dict or callable from names in the file (without the prefix) to names in the target; None leaves a name out.
+    threads, verify, progress, limits: as for ``load``. A bad checksum raises after memory was overwritten; the error says which.
+
+    Returns (missing_keys, unexpected_keys) as ``load_state_dict`` does. Peak memory beyond the target's: 16 MiB.
+    Raises RuntimeError in torch's words where names or shapes do not fit, before a byte is touched; what ``load`` raises.
+    Source: github.com/pytorch/pytorch, torch/nn/modules/module.py (load_state_dict).
+    """
+    from .into import fill_target
+
+    return fill_target(
+        target,
+        f,
+        strict=strict,
+        prefix=prefix,
+        rename=rename,
+        progress=progress,
+        threads=threads,
+        verify=verify,
+        unknown=unknown,
+        limits=limits,
+    )
+
+
 class Reader:
     """Turns specs of an open checkpoint into objects of a framework; ``options`` are those of place_storages.
 
@@ -120,6 +168,7 @@ class Reader:
         self.allowed = {}
         self.placement = None
         if framework == "torch":
+            require_torch()
             from .torch_bridge import Placement, allowed_globals
 
             self.placement = Placement(map_location)
@@ -213,6 +262,19 @@ class Reader:
                 f"{unpickled.undecodable[:40]!r}; encoding='latin1' decodes any, encoding='bytes' keeps them as bytes",
                 path=self.contents.source.name,
             )
+
+
+def require_torch():
+    """Raise a helpful ModuleNotFoundError where torch is not installed."""
+    try:
+        import torch  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ModuleNotFoundError(
+            "torch is not installed: framework='numpy' gives arrays without it, pip install torch brings it",
+            name="torch",
+        ) from None
 
 
 def only_weights(weights_only):

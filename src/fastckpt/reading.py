@@ -1,10 +1,11 @@
 """The storages of a checkpoint into memory: read, or mapped where that is asked for and possible."""
 
-import mmap
+import os
 import sys
 
 import numpy as np
 
+from ._memory import map_file
 from ._plan import largest_items
 from .contents import storage_rows
 from .materialize import read_storages
@@ -32,9 +33,9 @@ class Places:
             return owner, int(self.address[index]) - self.mapping_address
         return owner, self.offsets.get(index, 0)
 
-    def map(self, mapping, indices, offsets):
-        """Let storages lie in a mapping of the file, at byte ``offsets`` of it."""
-        self.mapping, self.mapping_address = mapping, np.frombuffer(mapping, np.uint8).ctypes.data
+    def map(self, mapping, address, indices, offsets):
+        """Let storages lie in a mapping of the file, which begins at ``address``, at byte ``offsets`` of it."""
+        self.mapping, self.mapping_address = mapping, address
         self.address[indices] = self.mapping_address + offsets
         for index in indices.tolist():
             self.owners[index] = mapping
@@ -94,10 +95,10 @@ def map_storages(contents, wanted, rows, tensors, swapped, places):
     source, records = contents.source, contents.records
     if source.fd < 0 or not source.nbytes:
         return wanted, rows
-    flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
-    mapping = mmap.mmap(source.fd, 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-    if len(mapping) < source.base + source.nbytes:
-        raise source.short(0, source.nbytes, max(0, len(mapping) - source.base))
+    there = os.fstat(source.fd).st_size - source.base
+    if there < source.nbytes:
+        raise source.short(0, source.nbytes, max(0, there))
+    mapping, address = map_file(source.fd, source.base + source.nbytes)
     itemsize = np.ones(len(places.owners), dtype=np.int64)
     largest_items(wanted, tensors, itemsize)
     indices = np.array([spec.index for spec in wanted], dtype=np.int64)
@@ -105,5 +106,5 @@ def map_storages(contents, wanted, rows, tensors, swapped, places):
     fit = (records.method[rows] == STORED) & (offset % itemsize[indices] == 0)
     if swapped:
         fit &= itemsize[indices] == 1
-    places.map(mapping, indices[fit], offset[fit])
+    places.map(mapping, address, indices[fit], offset[fit])
     return [wanted[i] for i in np.flatnonzero(~fit)], rows[~fit]

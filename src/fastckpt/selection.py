@@ -2,7 +2,6 @@
 
 import collections
 import collections.abc
-import copy
 import fnmatch
 
 from ._spec import StorageRef, TensorSpec
@@ -44,6 +43,11 @@ def prune(root, keys):
     except RecursionError:
         raise LimitError("the object nests too deep for keys=; load it whole") from None
     if missing := [name for name in pruning.listed if name not in pruning.found]:
+        inside = next((name for name in pruning.found if name.startswith(f"{missing[0]}.")), None)
+        if inside is not None:
+            raise KeyError(
+                f"{missing[0]!r} is a container, of {inside!r} for example; use '{missing[0]}.*'"
+            )
         raise KeyError(
             f"not in the checkpoint: {', '.join(missing[:10])}{' ...' if len(missing) > 10 else ''}"
         )
@@ -91,12 +95,11 @@ class _Pruning:
 
 def _emptied(container):
     """A container of the same type, with nothing in it."""
-    new = copy.copy(container)
-    if isinstance(container, (dict, list, collections.deque)):
-        new.clear()
-    if hasattr(container, "__dict__"):
-        vars(new).clear()
-    return new
+    if isinstance(container, collections.defaultdict):
+        return collections.defaultdict(container.default_factory)
+    if isinstance(container, collections.deque):
+        return collections.deque(maxlen=container.maxlen)
+    return type(container)()
 
 
 def _filled(container, new, members, had_any):
@@ -105,7 +108,7 @@ def _filled(container, new, members, had_any):
         attributes = vars(container) if hasattr(container, "__dict__") else {}
         for key, member in members:
             if key in container:
-                new[key] = member
+                type(new).__setitem__(new, key, member)  # an attribute may have any name
             elif key in attributes:
                 vars(new)[key] = member
         return new

@@ -89,13 +89,13 @@ SIGNATURES = (
     (
         0,
         b"version https://git-lfs.github.com/spec/",
-        "a git-lfs pointer, not the file itself",
+        "a git-lfs pointer in place of the file itself",
         "run 'git lfs pull'",
     ),
     (
         0,
         b"version https://hawser.github.com/spec/",
-        "a git-lfs pointer, not the file itself",
+        "a git-lfs pointer in place of the file itself",
         "run 'git lfs pull'",
     ),
     (0, b"\x1f\x8b", "gzip-compressed", "unpack it first, or pass gzip.open(path)"),
