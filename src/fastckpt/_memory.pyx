@@ -256,7 +256,7 @@ def allocate(
 
 @cython.final
 cdef class Mapping:
-    """A private, writable mapping of a file. It holds no descriptor, as Python's own would, for each load that lives."""
+    """A private, writable mapping of a file. It holds no descriptor, as Python's own would, for each living load."""
 
     cdef void* start
     cdef Py_ssize_t nbytes
