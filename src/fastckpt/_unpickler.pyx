@@ -53,6 +53,7 @@ cdef enum:
     SPARE_COPIES = 1 << 16
     # A member of a key takes a byte at least; memo entries make it occur again, honestly some times.
     KEY_ITEMS_PER_BYTE = 4
+    KEY_ITEMS = 1000000
 
 cdef int64_t WITHOUT_BOUND = 1 << 62
 # What arguments that make no sense raise.
@@ -96,6 +97,7 @@ cdef class Machine(Stack):
     cdef object limits
     cdef int64_t key_items_left, copies_left
     cdef bint tolerant
+    cdef object key_items
     cdef dict globals_
     cdef readonly Storages described
     cdef readonly list names, unknown
@@ -238,7 +240,7 @@ cdef class Machine(Stack):
         for member in key:
             self.key_items_left -= 1
             if self.key_items_left < 0:
-                raise LimitError(f"hashing the keys of this pickle would visit more than {self.limits.key_items} "
+                raise LimitError(f"hashing the keys of this pickle would visit more than {self.key_items} "
                                  f"objects (Limits.key_items raises the bound)")
             if isinstance(member, (tuple, frozenset)):
                 self.count_key(member, level + 1)
@@ -648,7 +650,10 @@ def unpickle(data, *, int pids=0, tar_objects=None, storages=(), tensors=(), enc
         machine.copies_left = machine.key_items_left = WITHOUT_BOUND
         if not tolerant:
             machine.copies_left = COPIES * view.len + SPARE_COPIES
-            machine.key_items_left = max(limits.key_items, KEY_ITEMS_PER_BYTE * view.len)
+            machine.key_items = limits.key_items
+            if machine.key_items is None:
+                machine.key_items = max(KEY_ITEMS, KEY_ITEMS_PER_BYTE * view.len)
+            machine.key_items_left = machine.key_items
         machine.look_ahead(machine.start, machine.end)
         try:
             obj = machine.run()
