@@ -8,8 +8,8 @@ class Limits:
     """Bounds that no honest file meets; a file that does is refused with LimitError.
 
     key_items: how many objects may be visited, in one pickle, to hash dict keys and set members; None for a million, or
-        four for each of its bytes where that is more. A tuple that holds one
-        tuple twice, two hundred levels deep, has 2**200 of them in 600 bytes.
+        four for each of its bytes where that is more. A tuple that holds one tuple twice, two hundred levels deep, has
+        2**200 of them in 600 bytes.
     key_depth: how deep tuples may nest in one key (hashing recurses on the C stack).
     object_depth: how deep objects may nest through constructor arguments (lists, dicts and tuples may nest without limit).
     int_digits: decimal digits of an int in a text pickle (turning digits into an int takes quadratic time).
