@@ -15,7 +15,7 @@ import types
 import uuid
 
 from . import numpy_nodes
-from ._spec import Global, StorageRef, TensorSpec
+from ._spec import Global, TensorSpec
 from .dtypes import (
     CODE_BY_NAME,
     CODE_BY_STORAGE,
@@ -750,5 +750,3 @@ TABLE = {
     for rows in (_python_rows, _numpy_rows, _torch_rows)
     for name, row in rows()
 }
-
-__all__ = ["TABLE", "Known", "StorageRef"]
