@@ -57,3 +57,8 @@ cdef StorageRef new_storage(str key, int dtype, long long nbytes, str location, 
                             StorageSpec root, long long offset)
 cdef StorageRef ref_as(StorageSpec storage, int dtype)
 cdef TensorSpec new_tensor(StorageRef ref, int dtype, object offset, object shape, object stride)
+
+
+cdef class Leaf:
+    cdef readonly object _checkpoint
+    cdef readonly object leaf

@@ -47,6 +47,13 @@ class TensorSpec:
     @property
     def nbytes(self) -> int: ...
 
+class Leaf:
+    _checkpoint: Any
+    leaf: Any
+    def __init__(self, checkpoint: Any, leaf: Any) -> None: ...
+    @property
+    def shape(self) -> tuple[int, ...] | None: ...
+
 def tensor_spec(
     ref: StorageRef,
     dtype: int,

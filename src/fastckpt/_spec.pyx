@@ -92,6 +92,20 @@ cdef class TensorSpec:
         return f"TensorSpec({DTYPES[self.dtype].name}, {self.shape}, in {self.storage.key!r})"
 
 
+cdef class Leaf:
+    """A leaf of an open checkpoint, which LazyTensor derives from: here is what is made and asked for of every
+    tensor when tens of thousands are listed."""
+
+    def __cinit__(self, checkpoint, leaf):
+        self._checkpoint, self.leaf = checkpoint, leaf
+
+    @property
+    def shape(self):
+        if type(self.leaf) is TensorSpec:
+            return (<TensorSpec> self.leaf).shape
+        return self._other_shape()
+
+
 cdef StorageRef new_storage(str key, int dtype, long long nbytes, str location, Py_ssize_t index,
                             StorageSpec root, long long offset):
     cdef StorageSpec storage = StorageSpec.__new__(StorageSpec)

@@ -113,10 +113,11 @@ class Checkpoint(Mapping[Any, LazyTensor]):
     def __getitem__(self, name: str | tuple) -> LazyTensor:
         if self.source.closed:
             self.source.check_open()
-        leaf = self._index().get(name)
-        if leaf is None:
-            leaf = self._leaf_at(name)
-        return LazyTensor(self, leaf)
+        leaves = self._leaves
+        if leaves is None:
+            leaves = self._index()
+        leaf = leaves.get(name)
+        return LazyTensor(self, self._leaf_at(name) if leaf is None else leaf)
 
     def _leaf_at(self, name):
         """The leaf at a path, which always works; KeyError for a name that is none, or that several paths have."""
