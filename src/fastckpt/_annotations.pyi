@@ -17,5 +17,6 @@ MapLocation = (
 )
 Keys = str | Iterable[str] | Callable[[str], bool]
 Framework = Literal["torch", "numpy"]
+Mmap = bool | Literal["willneed"] | None
 Unknown = Literal["error", "opaque"]
 Progress = bool | Callable[[int, int, str], Any]

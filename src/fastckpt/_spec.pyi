@@ -1,4 +1,4 @@
-from typing import Any, final
+from typing import Any, Self, final
 
 @final
 class Global:
@@ -50,7 +50,7 @@ class TensorSpec:
 class Leaf:
     _checkpoint: Any
     leaf: Any
-    def __init__(self, checkpoint: Any, leaf: Any) -> None: ...
+    def __new__(cls, checkpoint: Any, leaf: Any) -> Self: ...
     @property
     def shape(self) -> tuple[int, ...] | None: ...
 

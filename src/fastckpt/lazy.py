@@ -12,7 +12,6 @@ from ._spec import Leaf, TensorSpec
 from .dtypes import CODE_BY_NAME, DTYPES, QUANTIZED, numpy_dtype
 from .errors import UnsupportedError
 from .materialize import fill
-from .memory import allocate
 from .nodes import TensorNode
 from .numpy_bridge import strided, strided_values
 from .plan import View, index_view, root_of, runs_of
@@ -270,11 +269,12 @@ class LazyTensor(Leaf):
             or self._checkpoint.swapped
             or record.method[row] != STORED
             or storage.offset % spec.itemsize
+            or self._checkpoint.maps(row, spec)
         ):
             return self._checkpoint.whole_storage(spec.storage), view.offset, view.stride
         offsets = record.offset[row] + (base + runs.starts) * spec.itemsize
         part = Records([record.names[row]] * len(offsets), offsets, np.full(len(offsets), span))
-        memory = allocate([span * len(offsets)])
+        memory = self._checkpoint.allocate([span * len(offsets)])
         addresses = memory.address[0] + span * np.arange(len(offsets), dtype=np.int64)
         options = {"verify": False, "threads": self._checkpoint.threads}
         fill(contents.source, part, np.arange(len(offsets)), addresses, **options)
