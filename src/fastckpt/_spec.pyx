@@ -36,15 +36,12 @@ cdef class Global:
 
     def __init__(self, str module, str name, known=None):
         self.module, self.name, self.known = module, name, known
+        self.qualname = f"{module}.{name}"
         self.storage_dtype = -1 if known is None else known.storage_dtype
         self.rebuild = REBUILD_OTHER if known is None else known.rebuild
 
     def __deepcopy__(self, memo):
         return self
-
-    @property
-    def qualname(self):
-        return f"{self.module}.{self.name}"
 
     def __repr__(self):
         return f"<name {self.module}.{self.name}>"
