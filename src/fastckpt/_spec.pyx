@@ -12,7 +12,7 @@ cimport cython
 from cpython.long cimport PyLong_CheckExact
 
 from .dtypes import DTYPES
-from .errors import FormatError
+from .errors import FormatError, short
 
 cdef extern from "Python.h":
     long long PyLong_AsLongLongAndOverflow(object number, int* overflow) except? -1
@@ -108,10 +108,10 @@ cdef long long whole_number(object value, str what) except -1:
     cdef int overflow = 0
     cdef long long number
     if not PyLong_CheckExact(value):
-        raise FormatError(f"a tensor's {what} is {value!r:.80}, an int is expected")
+        raise FormatError(f"a tensor's {what} is {short(value)}, an int is expected")
     number = PyLong_AsLongLongAndOverflow(value, &overflow)
     if overflow or number < 0:
-        raise FormatError(f"a tensor's {what} is {value}, it must lie between 0 and 2**63 - 1")
+        raise FormatError(f"a tensor's {what} is {short(value)}, it must lie between 0 and 2**63 - 1")
     return number
 
 
@@ -128,7 +128,7 @@ cdef TensorSpec new_tensor(StorageRef ref, int dtype, object offset, object shap
     spec.offset = whole_number(offset, "storage offset")
     ndim = len(spec.shape)
     if len(spec.stride) != ndim:
-        raise FormatError(f"a tensor has {ndim} sizes {spec.shape} and {len(spec.stride)} strides {spec.stride}")
+        raise FormatError(f"a tensor has {ndim} sizes and {len(spec.stride)} strides")
     for axis in range(ndim):
         size = whole_number(spec.shape[axis], "size")
         step = whole_number(spec.stride[axis], "stride")

@@ -9,7 +9,7 @@ import enum
 
 from ._spec import TensorSpec
 from .dtypes import DTYPES, UINT8
-from .errors import CheckpointError, FormatError, LimitError
+from .errors import CheckpointError, FormatError, LimitError, short
 
 
 class _Missing(enum.Enum):
@@ -251,19 +251,6 @@ class Opaque(Node):
             obj[key] = value
         if self.state is not MISSING:
             bridge.set_state(self, obj, self.state)
-
-
-def short(value, limit=60):
-    """A repr that ends soon, whatever the value holds."""
-    if isinstance(value, (list, tuple, dict, set, frozenset)) and len(value) > 3:
-        return f"<{type(value).__name__} of {len(value)}>"
-    if isinstance(value, (list, tuple, dict, set, frozenset)):
-        inner = ", ".join(
-            type(v).__name__ for v in (value.values() if isinstance(value, dict) else value)
-        )
-        return f"<{type(value).__name__} of {inner or 'nothing'}>"
-    text = repr(value)
-    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def duplicate(value):
