@@ -368,6 +368,10 @@ cdef class Machine(Stack):
         try:
             return int(digits)
         except ValueError:
+            pass
+        try:
+            return int(digits, 0 if self.symbolic else 10)  # an unpickler takes 0x10, which no pickler writes
+        except ValueError:
             raise FormatError(f"{raw[:40]!r} is not a decimal int") from None
 
     cdef object named(self, object module, object name):
@@ -673,6 +677,8 @@ cdef class Machine(Stack):
                 return self.push(self.unnamed(f"copyreg extension {n}", None))
             raise UnsafePickleError(f"entry {n} of the extension registry is named; what it is, is not in the file",
                                     qualname=f"copyreg extension {n}")
+        elif op == 0x98 and self.symbolic:  # READONLY_BUFFER changes nothing of what the pickle has itself
+            self.top()
         elif op == 0x97 or op == 0x98:  # NEXT_BUFFER READONLY_BUFFER
             raise UnsupportedError("the pickle refers to out-of-band buffers, which were written somewhere else")
         else:
