@@ -4,13 +4,12 @@ from typing import Any, Self, final
 class Global:
     module: str
     name: str
+    qualname: str
     known: Any
     storage_dtype: int
     rebuild: int
     def __init__(self, module: str, name: str, known: Any = None) -> None: ...
     def __deepcopy__(self, memo: Any) -> Global: ...
-    @property
-    def qualname(self) -> str: ...
 
 @final
 class StorageSpec:
