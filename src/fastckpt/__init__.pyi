@@ -7,10 +7,14 @@ from .errors import FormatError as FormatError
 from .errors import LimitError as LimitError
 from .errors import UnsafePickleError as UnsafePickleError
 from .errors import UnsupportedError as UnsupportedError
+from .findings import Finding as Finding
 from .lazy import LazyTensor as LazyTensor
 from .limits import Limits as Limits
 from .loading import load as load
 from .loading import load_into as load_into
 from .nodes import Opaque as Opaque
+from .verify import verify as verify
+from .verify_report import RecordCheck as RecordCheck
+from .verify_report import VerifyReport as VerifyReport
 
 __all__: list[str]
