@@ -15,7 +15,7 @@ _HOME = {
     "load": "loading",
     "load_into": "loading",
     "open": "checkpoint",
-    "verify": "verify",
+    "verify": "verifying",
     "Checkpoint": "checkpoint",
     "LazyTensor": "checkpoint",
     "Opaque": "nodes",

@@ -13,8 +13,8 @@ from .limits import Limits as Limits
 from .loading import load as load
 from .loading import load_into as load_into
 from .nodes import Opaque as Opaque
-from .verify import verify as verify
 from .verify_report import RecordCheck as RecordCheck
 from .verify_report import VerifyReport as VerifyReport
+from .verifying import verify as verify
 
 __all__: list[str]
