@@ -246,11 +246,15 @@ class TestDeflated:
         finally:
             tracemalloc.stop()
 
-    def test_a_claim_that_no_stream_can_meet_takes_no_memory(self, sourced, monkeypatch):
-        monkeypatch.setattr(materialize, "allocate", lambda sizes: pytest.fail("memory was taken"))
+    def test_a_claim_that_no_stream_can_meet_takes_no_memory(self, sourced):
         data, records = records_of([b"abc"], [DEFLATED], nbytes=[1 << 40])
         with pytest.raises(FormatError, match="it claims 1099511627776 bytes"):
-            self.read(sourced(data), records)
+            materialize.read_storages(
+                sourced(data),
+                records,
+                [0],
+                allocate=lambda sizes: pytest.fail("memory was taken"),
+            )
 
     def test_another_method(self, sourced):
         data, records = records_of([b"abc"], method=[12])
@@ -333,7 +337,7 @@ class TestTheFileChanges:
         with pytest.raises(ValueError, match="the checkpoint is closed"):
             materialize.read_storages(source, records, [0])
 
-    def test_a_failed_load_leaves_no_memory(self, sourced, road, monkeypatch):
+    def test_a_failed_load_leaves_no_memory(self, sourced, road):
         weak = []
 
         def allocate(sizes):
@@ -342,10 +346,9 @@ class TestTheFileChanges:
             weak.append(allocation.owners[0])
             return allocation
 
-        monkeypatch.setattr(materialize, "allocate", allocate)
         data, records = records_of(contents_of([1000]), crc32=[1])
         with pytest.raises(ChecksumError):
-            materialize.read_storages(sourced(data), records, [0])
+            materialize.read_storages(sourced(data), records, [0], allocate=allocate)
         before, owner = weak
         weak.clear()
         assert sys.getrefcount(owner) <= before
