@@ -42,15 +42,17 @@ def outcome(read, data):
         return REFUSED if str(error) else error
 
 
-def zip_tensor(key, kind, size, stride):
-    args = (storage(kind, key, 2), 0, size, stride, False, Call(Name("collections OrderedDict")))
+def zip_tensor(kind, numel, offset=0, size=(2,), stride=(1,), key="0"):
+    """A tensor of ``numel`` elements in a ZIP's pickle."""
+    hooks = Call(Name("collections OrderedDict"))
+    args = (storage(kind, key, numel), offset, size, stride, False, hooks)
     return Call(Name("torch._utils _rebuild_tensor_v2"), args)
 
 
 ZIP_PICKLE = craft(
     {
-        "w": zip_tensor("0", "FloatStorage", (2,), (1,)),
-        "n": zip_tensor("1", "LongStorage", (2, 1), (1, 1)),
+        "w": zip_tensor("FloatStorage", 2),
+        "n": zip_tensor("LongStorage", 2, 0, (2, 1), (1, 1), "1"),
         "step": STEP,
     }
 )
