@@ -77,13 +77,19 @@ class PickleStream:
             int.from_bytes(data[i : i + 8], "little", signed=True) for i in range(0, 8 * count, 8)
         )
 
-    def cut_short(self, what, nbytes):
+    def cut_short(self, what, nbytes, record=None):
         return FormatError(
             f"{self.source.name}: {what} at byte {self.offset} takes {nbytes} bytes, {self.end - self.offset} are left; "
             f"the file is cut short, an interrupted copy or download?",
             path=self.source.name,
+            record=record,
             offset=self.offset,
         )
 
-    def error(self, problem, kind=FormatError):
-        return kind(f"{self.source.name}: {problem}", path=self.source.name, offset=self.offset)
+    def error(self, problem, kind=FormatError, record=None):
+        return kind(
+            f"{self.source.name}: {problem}",
+            path=self.source.name,
+            record=record,
+            offset=self.offset,
+        )

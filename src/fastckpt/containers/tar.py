@@ -6,7 +6,7 @@ Storages and tensors have numbers of their own, and the object's pickle refers t
 from .._spec import Global, storage_spec, tensor_spec
 from .._unpickler import PIDS_TAR
 from ..dtypes import DTYPES
-from ..errors import FormatError, short
+from ..errors import CheckpointError, FormatError, short
 from ..records import Records
 from ._tar_members import checkpoint_members
 from .stream import PickleStream
@@ -15,22 +15,35 @@ MOST_DIMENSIONS = 64  # torch's own bound
 
 
 class TarContainer:
-    """A tar checkpoint, opened; see LegacyContainer for what it offers."""
+    """A tar checkpoint, opened; see LegacyContainer for what it offers.
+
+    ``left`` says by member how many bytes stand behind what was read of it. With ``problems`` what follows an error is left out;
+    ``unpickled`` is None then.
+    """
 
     kind = "tar"
     byteorder = "little"
 
-    def __init__(self, source, **options):
-        self.source = source
+    def __init__(self, source, problems=None, **options):
+        self.source, self.problems = source, problems
         self.members = checkpoint_members(source)
         self.end = source.nbytes
         self.options = options
         self.storages, self.tensors, self.objects, self.unknown = [], [], {}, []
         self._names, self._offsets, self._nbytes = [], [], []
-        self._read_storages(self._stream("storages"))
-        self._read_tensors(self._stream("tensors"))
+        self.left, self.unpickled = {}, None
+        try:
+            self._read()
+        except CheckpointError as error:
+            if problems is None:
+                raise
+            problems.append(error)
         self.records = Records(self._names, self._offsets, self._nbytes)
         self.rows = {name: row for row, name in enumerate(self._names)}
+
+    def _read(self):
+        self._read_storages(self._stream("storages"))
+        self._read_tensors(self._stream("tensors"))
         self.unpickled = self.unpickle_again()
         self.unpickled.unknown = self.unknown + self.unpickled.unknown
 
@@ -71,6 +84,7 @@ class TarContainer:
             self._offsets.append(offset)
             self._nbytes.append(count * itemsize)
         self._read_views(stream)
+        self.left["storages"] = stream.end - stream.offset
         self.unknown += stream.unknown
 
     def _add_storage(self, key, dtype, nbytes, location, root=None, offset=0):
@@ -139,6 +153,7 @@ class TarContainer:
                 raise stream.error(f"tensor {key}: {error}") from None
             self.tensors.append(spec)
             self.objects[key] = spec
+        self.left["tensors"] = stream.end - stream.offset
         self.unknown += stream.unknown
 
     def locate(self, rows):
