@@ -19,14 +19,17 @@ from .errors import FormatError
 from .lazy import LazyStorage, LazyTensor, core_of
 from .limits import Limits
 from .loading import Reader, allocator, check_options, wants_mapping
+from .memory import huge_pages
 from .nodes import Opaque, duplicate
 from .plan import roots_of
+from .progress import check as check_progress
 from .reading import place_storages, usable_in_place
 from .selection import dotted, specs_in
 from .source import FileSource, open_source
 
 if TYPE_CHECKING:
-    from ._annotations import CheckpointFile, Framework, MapLocation, Mmap, Unknown
+    from ._annotations import CheckpointFile, Framework, MapLocation, Mmap, Progress, Unknown
+    from .verify_report import VerifyReport
 
 
 def open(
@@ -195,7 +198,16 @@ class Checkpoint(Mapping[Any, LazyTensor]):
             "records": len(contents.records),
             "records_with_crc32": with_crc,
             "unknown": sorted({qualname for qualname, _ in contents.unpickled.unknown}),
+            "huge_pages": huge_pages(),
         }
+
+    def verify(self, *, progress: Progress | None = None) -> VerifyReport:
+        """Read all of the open file and report everything that is wrong with it, as the function ``verify`` does."""
+        from .verify import verify_source
+
+        check_progress(progress)
+        options = {"threads": self.threads, "limits": self.limits}
+        return verify_source(self.source, progress=progress, **options)
 
     def read(self, names: Iterable[str | tuple] | None = None) -> Any:
         """Read many tensors in one plan, each as its ``read()`` gives it: {name: tensor}; None reads the whole object."""

@@ -14,6 +14,7 @@ from .containers.zip import (
     PICKLE,
     TORCHSCRIPT_RECORD,
     VERSION_RECORDS,
+    RecordNames,
     parse_version,
 )
 from .dtypes import CODE_BY_STORAGE, DTYPES, QUANTIZED, SUB_BYTE_NAMES
@@ -75,6 +76,9 @@ def stream_reasons(contents):
     if contents.kind == "tar":
         yield "weights_only=True refuses every tar checkpoint"
     names = {each.qualname for each in contents.unpickled.names}
+    elsewhere = {name for name, _ in contents.unpickled.unknown} - names - ALLOWED
+    if elsewhere:
+        yield f"a pickle before or behind that of the object names {shortened(sorted(elsewhere))}"
     for name in LEGACY_REFUSED & names:
         yield f"{name} in a legacy stream is more than torch can read"
     for error in contents.problems:
@@ -105,7 +109,8 @@ class _Archive:
 
     def __init__(self, survey):
         self.survey, self.source = survey, survey.source
-        names = survey.all_names[: survey.end.entries]
+        # as they stand, backslashes and all
+        names = list(RecordNames(survey.directory, survey.columns, 0))[: survey.end.entries]
         self.names = names
         folder, slash, _ = names[0].partition("/")
         self.root = folder + slash if slash else None
