@@ -16,7 +16,7 @@ _HOME = {
     "load_into": "loading",
     "open": "checkpoint",
     "scan": "scan",
-    "verify": "verify",
+    "verify": "verifying",
     "Checkpoint": "checkpoint",
     "LazyTensor": "checkpoint",
     "Opaque": "nodes",

@@ -15,8 +15,8 @@ from .loading import load_into as load_into
 from .nodes import Opaque as Opaque
 from .scan import ScanReport as ScanReport
 from .scan import scan as scan
-from .verify import verify as verify
 from .verify_report import RecordCheck as RecordCheck
 from .verify_report import VerifyReport as VerifyReport
+from .verifying import verify as verify
 
 __all__: list[str]

@@ -74,7 +74,11 @@ class Checkpoint(Mapping[Any, LazyTensor]):
             options["unknown"],
             options["map_location"],
         )
-        self.threads, self.verify, limits = options["threads"], options["verify"], options["limits"]
+        self.threads, self.verifies, limits = (
+            options["threads"],
+            options["verify"],
+            options["limits"],
+        )
         check_options(self.framework, self.unknown, True, None, self.map_location)
         self.limits = limits or Limits()
         self.allocate = allocator(options["pin_memory"], self.framework, options["mmap"])
@@ -83,7 +87,7 @@ class Checkpoint(Mapping[Any, LazyTensor]):
         try:
             self.map_file = wants_mapping(options["mmap"], self.source)
             self.contents = open_contents(
-                self.source, encoding=options["encoding"], limits=limits, verify=self.verify
+                self.source, encoding=options["encoding"], limits=limits, verify=self.verifies
             )
         except BaseException:
             self.source.close()
@@ -203,7 +207,7 @@ class Checkpoint(Mapping[Any, LazyTensor]):
 
     def verify(self, *, progress: Progress | None = None) -> VerifyReport:
         """Read all of the open file and report everything that is wrong with it, as the function ``verify`` does."""
-        from .verify import verify_source
+        from .verifying import verify_source
 
         check_progress(progress)
         options = {"threads": self.threads, "limits": self.limits}
@@ -247,7 +251,7 @@ class Checkpoint(Mapping[Any, LazyTensor]):
     def reading_options(self):
         """What place_storages is to be told."""
         return {
-            "verify": self.verify,
+            "verify": self.verifies,
             "threads": self.threads,
             "map_file": self.map_file,
             "allocate": self.allocate,

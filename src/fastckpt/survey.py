@@ -13,7 +13,7 @@ from .containers._zip_end import (
     CENTRAL_NBYTES,
     END_NBYTES,
     comment_nbytes,
-    end_records_nbytes,
+    end_record_64,
     find_end,
     two_directories,
 )
@@ -284,7 +284,13 @@ class ZipSurvey:
     def _look_behind_the_end(self, tail):
         end, source = self.end, self.source
         begin = end.directory + end.nbytes
-        first_record = end.at + END_NBYTES - end_records_nbytes(end, tail)
+        first_record, claimed = end_record_64(end, tail) or (end.at, end.at)
+        if first_record != claimed:
+            self._find(
+                "locator_mismatch",
+                f"the zip64 end record lies at byte {first_record}, its locator says {claimed}",
+                offset=first_record,
+            )
         if begin < first_record:
             self._unclaimed(begin, first_record)
         said, there = comment_nbytes(end, tail), source.nbytes - end.at - END_NBYTES

@@ -90,11 +90,10 @@ def comment_nbytes(end, tail):
     return _zip.end_record(tail.bytes(end.at, END_NBYTES), 0)[-1]
 
 
-def end_records_nbytes(end, tail):
-    """How many bytes of end records lie between the directory and the comment: one, or three."""
-    if _locator(tail, end.at) is None or (wide := _read_end_64(tail, end.at)) is None:
-        return END_NBYTES
-    return END_NBYTES + end.at - wide.at
+def end_record_64(end, tail):
+    """Where the zip64 end record lies and where its locator says it does; None where there is none."""
+    wide = _read_end_64(tail, end.at)
+    return None if wide is None else (wide.at, wide.claimed + end.bias)
 
 
 def read_end(tail, at):
@@ -214,8 +213,10 @@ def _place(tail, at, stop, nbytes, offset, count, bias):
     nearest = stop - nbytes
     if not count:
         return nearest, 0, None
+    if offset == nearest:  # whether it begins as it should is seen when it is read
+        return offset, 0, None
     claims = [p for p in (nearest, offset) if p <= nearest and _has_header(tail, p, central=True)]
-    if offset != nearest and len(claims) == 2:
+    if len(claims) == 2:
         return nearest, 0, offset
     if offset in claims:
         return offset, 0, None

@@ -69,6 +69,7 @@ class LegacyContainer:
             raise stream.error(
                 f"the list of storage keys names {twice!r} twice, with two contents; the file is damaged"
             )
+        listed = set(keys)
         for row, key in enumerate(keys):
             if key not in specs:
                 self._report(
@@ -78,7 +79,6 @@ class LegacyContainer:
                 )
                 keys = keys[:row]
                 break
-        listed = set(keys)
         for key in specs:
             if key not in listed:
                 self._report(

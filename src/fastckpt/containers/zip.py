@@ -448,7 +448,8 @@ def find_prefixes(names, columns):
     text = RecordNames(names, columns, 0)
     rows = np.flatnonzero(columns[_zip.KIND] == _zip.IS_PICKLE)
     prefixes = sorted(
-        {text[row].removesuffix(PICKLE) for row in rows}, key=lambda prefix: prefix.count("/")
+        dict.fromkeys(text[row].removesuffix(PICKLE) for row in rows),
+        key=lambda prefix: prefix.count("/"),
     )
     # a storage may have any key, and TorchScript code any module name
     inside = (

@@ -30,6 +30,7 @@ from .records import NO_CRC, Records
 from .source import open_source
 from .storage_use import shared_storages, unreached_nbytes
 from .survey import ZipSurvey
+from .terminal import printable
 from .verify_report import (
     DAMAGED,
     EXTRA,
@@ -91,6 +92,7 @@ class _Check:
         self.source, self.threads, self.progress, self.limits = source, threads, progress, limits
         self.damage, self.notes, self.reasons = [], [], []
         self.records = Records([], [], [])
+        self.bad = {}  # rows that are refused before they are read: what is said of them means nothing
         self.missing, self.states = [], {}
         self.actual = {}  # the CRC-32 of each row
         self.unreached = 0
@@ -139,7 +141,8 @@ class _Check:
         for spec in wanted:
             row = storages.get(spec.key)
             if row is not None:
-                self._compare_size(spec, row)
+                if row not in self.bad:
+                    self._compare_size(spec, row)
             elif spec.nbytes:
                 self.missing.append(
                     RecordCheck(self.record_name(spec.key), MISSING, None, spec.nbytes)
@@ -186,7 +189,7 @@ class _Check:
             self.add(
                 self.notes,
                 "refused_name",
-                f"the pickle names {shortened(names, 10)}, which weights_only=True refuses",
+                f"the pickle names {shortened([printable(name) for name in names], 10)}, which weights_only=True refuses",
             )
 
     def checks(self, rows):
@@ -223,7 +226,7 @@ class _ZipCheck(_Check):
     def report(self):
         survey = self.survey = ZipSurvey(self.source)
         self.records, self.damage, self.notes = survey.records, survey.damage, survey.notes
-        self.states = dict.fromkeys(survey.bad, DAMAGED)
+        self.bad, self.states = survey.bad, dict.fromkeys(survey.bad, DAMAGED)
         self.read_records([row for row in survey.rows if row not in survey.bad])
         self._read_pickle()
         self._look_at_small_records()
