@@ -233,6 +233,9 @@ ONE_WRONG = {
     "a descriptor that is not there": (archive(changed(DATA_0_AT, local_flags=0x0808)), "", "flags_mismatch no_descriptor", {}),
     "an entry's signature": (flipped(GOOD, CENTRAL_0), "directory_entry missing_record", "unclaimed_bytes", {"data/0": "missing"}),
     "an entry's offset": (archive(changed(DATA_0_AT, offset=1 << 20)), "directory_entry", "unclaimed_bytes", {"data/0": "damaged"}),
+    "the length of an entry's comment": (
+        flipped(GOOD, CENTRAL_0 + 32), "directory_entry missing_record", "unclaimed_bytes", {"data/0": "missing"},
+    ),
     "an entry's disk": (archive(changed(DATA_0_AT, disk=7)), "directory_entry", "unclaimed_bytes", {"data/0": "damaged"}),
     "a size that is too large": (archive(changed(DATA_0_AT, stored=700, nbytes=700)), "overlap", "", {"data/0": "damaged"}),
     "a size that is too small": (

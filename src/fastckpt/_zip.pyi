@@ -26,6 +26,7 @@ ENTRY_HEADER: int
 ENTRY_STORED: int
 ENTRY_NBYTES: int
 ENTRIES_LEFT: int
+ENTRY_LENGTH: int
 
 def find_end_records(window: Buffer, most: int) -> list[int]: ...
 def has_header(buffer: Buffer, at: int, central: bool) -> bool: ...

@@ -52,7 +52,7 @@ IS_FOLDER = K_FOLDER
 IS_PICKLE = K_PICKLE  # the last part of the name is data.pkl
 
 cdef enum:
-    D_OK, D_SHORT, D_SIGNATURE, D_NAME, D_EXTRA, D_DISK, D_MASKED, D_HEADER, D_STORED, D_NBYTES, D_LEFT
+    D_OK, D_SHORT, D_SIGNATURE, D_NAME, D_EXTRA, D_DISK, D_MASKED, D_HEADER, D_STORED, D_NBYTES, D_LEFT, D_LENGTH
 
 OK = D_OK
 ENTRY_CUT = D_SHORT
@@ -65,6 +65,7 @@ ENTRY_HEADER = D_HEADER
 ENTRY_STORED = D_STORED
 ENTRY_NBYTES = D_NBYTES
 ENTRIES_LEFT = D_LEFT
+ENTRY_LENGTH = D_LENGTH
 
 # ---------------------------------------------------------------- end of the archive
 
@@ -285,15 +286,15 @@ cdef int64_t next_entry(const uint8_t* p, int64_t at, int64_t nbytes) noexcept n
 def survey_directory(directory, columns, Py_ssize_t count, int64_t start, int64_t bias, status, places):
     """Read every entry that there is, as ``read_directory`` does, and go on behind those that are wrong.
 
-    ``status`` and ``places`` are int64 columns of ``count``: how each entry fares, and where in the directory it stands. One that
-    is wrong has at most a name (else NAME_NBYTES is 0), and HEADER -1. Returns how many rows were filled.
+    ``status`` and ``places`` are int64 columns of ``count``: how each entry fares, and where in the directory it
+    stands. One that is wrong has at most a name (else NAME_NBYTES is 0), and HEADER -1. Returns how many were filled.
     """
     cdef Held held
     cdef const uint8_t* p
     cdef int64_t* cells
     cdef int64_t* status_at
     cdef int64_t* place_at
-    cdef int64_t i = 0, column, at = 0, nbytes
+    cdef int64_t i = 0, column, at = 0, found, nbytes
     check_place(start, bias)
     held.count = 0
     try:
@@ -308,6 +309,11 @@ def survey_directory(directory, columns, Py_ssize_t count, int64_t start, int64_
                 for column in range(C_COLUMNS):
                     cells[column * count + i] = 0
                 status_at[i] = read_entry(p, nbytes, &at, cells + i, count, bias, start)
+                # An entry with another in its name is one whose lengths are wrong: they would hide a thousand others.
+                found = next_entry(p, place_at[i] + CENTRAL_NBYTES, at)
+                if found < at:
+                    status_at[i], at = D_LENGTH, found
+                    cells[C_NAME_NBYTES * count + i] = 0
                 if status_at[i] != D_OK:
                     cells[C_HEADER * count + i] = -1
                     at = next_entry(p, max(at, place_at[i] + 1), nbytes)

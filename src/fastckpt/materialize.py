@@ -133,9 +133,14 @@ class _Fill:
                 raised.append(error)
                 self._cancel()
 
-        helpers = [threading.Thread(target=work) for _ in range(min(number, len(todo)) - 1)]
-        for helper in helpers:
-            helper.start()
+        helpers = []
+        for _ in range(min(number, len(todo)) - 1):
+            helper = threading.Thread(target=work)
+            try:
+                helper.start()
+            except RuntimeError:  # no more threads are to be had
+                break
+            helpers.append(helper)
         work()
         for helper in helpers:
             helper.join()

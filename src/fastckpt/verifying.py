@@ -86,7 +86,8 @@ def verify_source(source, **options):
 class _Check:
     """One verification under way: what both kinds of containers have in common."""
 
-    kind = unpickled = None
+    kind: str | None = None
+    unpickled = None
 
     def __init__(self, source, *, threads=None, progress=None, limits=None):
         self.source, self.threads, self.progress, self.limits = source, threads, progress, limits

@@ -381,6 +381,7 @@ DIRECTORY_PROBLEMS = {
     _zip.ENTRY_HEADER: "its offset lies behind the directory",
     _zip.ENTRY_STORED: "it is larger than the file",
     _zip.ENTRY_NBYTES: "its size has more than 63 bits",
+    _zip.ENTRY_LENGTH: "its name, extra field or comment reach over the next entry",
     _zip.ENTRIES_LEFT: "the end record counts no more entries, the directory has bytes left",
 }
 
