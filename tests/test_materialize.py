@@ -333,7 +333,7 @@ class TestTheFileChanges:
         with pytest.raises(ValueError, match="the checkpoint is closed"):
             materialize.read_storages(source, records, [0])
 
-    def test_a_failed_load_leaves_no_memory(self, sourced, road, monkeypatch):
+    def test_a_failed_load_leaves_no_memory(self, sourced, road):
         weak = []
 
         def allocate(sizes):
@@ -342,10 +342,9 @@ class TestTheFileChanges:
             weak.append(allocation.owners[0])
             return allocation
 
-        monkeypatch.setattr(materialize, "allocate", allocate)
         data, records = records_of(contents_of([1000]), crc32=[1])
         with pytest.raises(ChecksumError):
-            materialize.read_storages(sourced(data), records, [0])
+            materialize.read_storages(sourced(data), records, [0], allocate=allocate)
         before, owner = weak
         weak.clear()
         assert sys.getrefcount(owner) <= before
