@@ -69,6 +69,26 @@ def test_existing_files(tmp_path):
     assert (tmp_path / "link.pt").is_symlink()
 
 
+@pytest.mark.parametrize(
+    "named", [False, True], ids=["no name until then", "a name from the start"]
+)
+def test_a_file_that_comes_up_meanwhile_is_left_alone(named, tmp_path, monkeypatch):
+    if named:
+        monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+    path = tmp_path / "out.pt"
+
+    def disturb(done, total, name):
+        path.write_bytes(b"precious")
+
+    with pytest.raises(FileExistsError):
+        salvage(GOOD, path, progress=disturb)
+    assert path.read_bytes() == b"precious"
+    assert list(tmp_path.iterdir()) == [path]
+    assert salvage(GOOD, path, overwrite=True).ok
+    assert path.read_bytes() == GOOD
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_places_where_no_file_can_be(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(ValueError, match="no regular file"):
