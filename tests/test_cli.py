@@ -160,7 +160,7 @@ def test_verify_as_json(run, model, damaged, tmp_path):
     found = json.loads(out)
     assert status == 1
     assert [each["ok"] for each in found] == [True, False, False]
-    assert found[1]["damage"][0]["kind"] == "crc_mismatch"
+    assert found[1]["findings"][0]["kind"] == "crc_mismatch"
     assert "No such file" in found[2]["error"]
     assert err.count("\n") == 1
 

@@ -82,10 +82,10 @@ BAD_DEFLATE = DEFLATED[:DEFLATED_0] + b"\xff" + DEFLATED[DEFLATED_0 + 1 :]
 def verified(data, **options):
     """The report, with its forms tried."""
     report = fastckpt.verify(data, **options)
-    assert report.ok == (not report.damage)
+    assert report.ok == (not report.findings)
     assert json.loads(json.dumps(report.as_dict()))["ok"] == report.ok
     assert "ok" in str(report) if report.ok else "DAMAGED" in str(report)
-    for finding in report.findings:
+    for finding in report.findings + report.notes:
         assert finding.message.startswith(report.name)
         assert "\n" not in finding.message
     return report
@@ -154,7 +154,8 @@ def test_files_of_torch_are_ok(tmp_path):
 def test_fixtures_are_ok(path):
     report = verified(path)
     assert report.ok, str(report)
-    if TORCH >= (2, 13):
+    # What torch makes of a nested tensor in a legacy stream depends on memory that it has not written.
+    if TORCH >= (2, 13) and path.parts[-2:] != ("legacy", "nested.pt"):
         data = path.read_bytes()
         # torch tells a tar by its descriptor, and refuses it
         assert report.torch_accepts == (path.parent.name != "tar" and torch_takes(data)), str(
@@ -182,7 +183,7 @@ def test_every_source(tmp_path, way):
         with fastckpt.open(path, threads=1) as opened:
             report = opened.verify()
             assert opened["bias"].shape == (50,)
-    assert kinds(report.damage) == ["crc_mismatch"]
+    assert kinds(report.findings) == ["crc_mismatch"]
     assert states(report)["data/0"] == "damaged"
 
 
@@ -295,7 +296,7 @@ LENIENT = {"a second archive in the comment", "an archive behind"}
 def test_one_wrong(name):
     data, damage, notes, expected = ONE_WRONG[name]
     report = verified(data)
-    assert kinds(report.damage) == damage.split()
+    assert kinds(report.findings) == damage.split()
     assert kinds(report.notes) == notes.split()
     found = states(report)
     assert {name: state for name, state in found.items() if state != "ok"} == expected
@@ -303,7 +304,7 @@ def test_one_wrong(name):
 
 @pytest.mark.parametrize("name", ["a second archive in the comment", "an archive behind"])
 def test_second_archives(name):
-    assert "second_archive" in kinds(verified(ONE_WRONG[name][0]).damage)
+    assert "second_archive" in kinds(verified(ONE_WRONG[name][0]).findings)
 
 
 @pytest.mark.skipif(TORCH < (2, 13), reason="the rules of a release")
@@ -333,7 +334,7 @@ def test_one_bad_thing_hides_no_other():
     data[data.index(b"PK\1\2")] ^= 1  # the entry of the pickle
     data[data.rindex(b"PK\3\4", 0, data.index(STORAGES[1])) + 14] ^= 1  # a local CRC
     report = verified(bytes(data))
-    assert kinds(report.damage) == [
+    assert kinds(report.findings) == [
         "comment_length", "crc_mismatch", "directory_entry", "local_mismatch", "missing_record",
     ]  # fmt: skip
     found = states(report)
@@ -344,7 +345,7 @@ def test_one_bad_thing_hides_no_other():
 def test_a_broken_pickle_leaves_the_records():
     data = archive(entries(data__pkl=b"\x80\x02cos\nsystem\n(X\xff"))
     report = verified(flipped(data, data.index(STORAGES[1])))
-    assert kinds(report.damage) == ["bad_pickle", "crc_mismatch"]
+    assert kinds(report.findings) == ["bad_pickle", "crc_mismatch"]
     assert states(report)["data/0"] == "ok"
     assert states(report)["data/1"] == "damaged"
     assert not report.torch_accepts
@@ -362,7 +363,7 @@ def test_overlapping_records_are_read_once():
     report = verified(
         archive([*found, *twins]), progress=lambda done, total, name: told.append(total)
     )
-    assert kinds(report.damage) == ["name_mismatch", "overlap"] or kinds(report.damage) == [
+    assert kinds(report.findings) == ["name_mismatch", "overlap"] or kinds(report.findings) == [
         "overlap"
     ]
     assert told[-1] < 2 * len(GOOD)
@@ -473,7 +474,7 @@ STREAMS = {
 def test_streams(name):
     data, damage, notes, expected = STREAMS[name]
     report = verified(data)
-    assert kinds(report.damage) == damage.split()
+    assert kinds(report.findings) == damage.split()
     assert kinds(report.notes) == sorted(["no_checksums", *notes.split()])
     assert {n: state for n, state in states(report).items() if state != "no checksum"} == expected
 
@@ -508,7 +509,7 @@ def test_tars(change, damage, notes):
     data = tar_checkpoint({"a": Pid("11")}, **{**TAR, **change})
     report = verified(data)
     assert report.container == "tar"
-    assert kinds(report.damage) == damage.split()
+    assert kinds(report.findings) == damage.split()
     assert kinds(report.notes) == sorted(["no_checksums", *notes.split()])
     assert not report.torch_accepts
 
@@ -529,7 +530,14 @@ IDLE = {
 def test_no_byte_goes_unnoticed(data):
     """Whatever byte is changed is said to be damage or worth a note, and nothing worse happens."""
     parts = [at for at in range(len(data)) if data[at : at + 4] in IDLE]
-    for at in range(len(data)):
+    # of contents, which a checksum covers, some bytes will do
+    covered = {
+        data.index(content) + i
+        for content in (craft(OBJECT), *STORAGES)
+        for i in range(len(content))
+        if i % 32
+    }
+    for at in sorted(set(range(len(data))) - covered):
         try:
             report = fastckpt.verify(flipped(data, at))
         except fastckpt.CheckpointError:

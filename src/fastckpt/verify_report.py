@@ -39,8 +39,8 @@ class RecordCheck:
 class VerifyReport:
     """What ``verify`` found.
 
-    ``records``: every record, in the order of the directory, then those that are missing. ``damage``: what is wrong; ``ok`` is
-    that there is none. ``notes``: what is legal and worth knowing. ``torch_accepts``: whether torch.load(weights_only=True) of
+    ``records``: every record, in the order of the directory, then those that are missing. ``findings``: what is wrong; ``ok`` is
+    that there are none. ``notes``: what is legal and worth knowing. ``torch_accepts``: whether torch.load(weights_only=True) of
     torch 2.13 would take the file, which checks no checksum; ``torch_reasons`` says why not. ``unreached_nbytes``: bytes of
     storages that no tensor reaches, counted from each tensor's first element to its last.
     """
@@ -49,22 +49,18 @@ class VerifyReport:
     container: str
     nbytes: int
     records: tuple[RecordCheck, ...]
-    damage: tuple[Finding, ...]
+    findings: tuple[Finding, ...]
     notes: tuple[Finding, ...]
     torch_reasons: tuple[str, ...]
     unreached_nbytes: int
 
     @property
     def ok(self) -> bool:
-        return not self.damage
+        return not self.findings
 
     @property
     def torch_accepts(self) -> bool:
         return not self.torch_reasons
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        return self.damage + self.notes
 
     @property
     def counts(self) -> dict[str, int]:
@@ -86,7 +82,7 @@ class VerifyReport:
         lines = [
             f"{self.name}: {'ok' if self.ok else 'DAMAGED'} ({self.container}, {self.nbytes} bytes; records: {counted or 'none'})"
         ]
-        lines += [f"  damage: {line}" for line in _lines(self.damage)]
+        lines += [f"  damage: {line}" for line in _lines(self.findings)]
         lines += [f"  note: {line}" for line in _lines(self.notes)]
         if self.torch_accepts:
             lines.append("  torch.load(weights_only=True) takes it")

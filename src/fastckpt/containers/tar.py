@@ -31,7 +31,7 @@ class TarContainer:
 
     def __init__(self, source, problems=None, **options):
         self.source, self.problems = source, problems
-        self.members = checkpoint_members(source)
+        self.members = self._find_members()
         self.end = source.nbytes
         self.options = options
         self.storages, self.tensors, self.objects, self.unknown = [], [], {}, []
@@ -51,6 +51,9 @@ class TarContainer:
         self._read_tensors(self._stream("tensors"))
         self.unpickled = self.unpickle_again()
         self.unpickled.unknown = self.unknown + self.unpickled.unknown
+
+    def _find_members(self):
+        return checkpoint_members(self.source)
 
     def _stream(self, member):
         offset, nbytes = self.members[member]
@@ -141,11 +144,11 @@ class TarContainer:
             shape, stride = stream.int64s(ndim, "sizes"), stream.int64s(ndim, "strides")
             offset = stream.int64("storage offset")
             numbers = is_key(key) and is_key(storage_key)
-            if not numbers or key in self.objects or storage_key not in self.objects:
+            ref = self._storage(storage_key) if numbers and key not in self.objects else None
+            if ref is None:
                 raise stream.error(
                     f"tensor {short(key)} of storage {short(storage_key)}: no such storage, or a key that is taken"
                 )
-            ref = self.objects[storage_key]
             if not hasattr(ref, "storage") or hasattr(ref, "shape"):
                 raise stream.error(f"tensor {key} lies in {storage_key}, which is a tensor")
             try:
@@ -157,19 +160,24 @@ class TarContainer:
         self.left["tensors"] = stream.end - stream.offset
         self.unknown += stream.unknown
 
+    def _storage(self, key):
+        """The storage of a key, None where there is none."""
+        return self.objects.get(key)
+
     def locate(self, rows):
         """Every offset is known."""
 
-    def unpickle_again(self):
-        """The object, with containers of its own."""
+    def unpickle_again(self, **options):
+        """The object, with containers of its own; ``options`` are more of those of unpickle."""
         stream = self._stream("pickle")
+        options = {"tar_objects": self.objects, **options}
         return stream.pickle(
             "object",
             1 << 18,
             pids=PIDS_TAR,
-            tar_objects=self.objects,
             storages=self.storages,
             tensors=self.tensors,
+            **options,
         )
 
     def pickle_bytes(self):
