@@ -306,6 +306,7 @@ class _Filling:
         )
         fill(
             contents.source, wanted, np.arange(len(rows)), np.array(address, dtype=np.int64),
+            [copy.target for copy in copies],
             verify=self.checkpoint.verifies, threads=self.checkpoint.threads,
             progress=(lambda done, _: self.progress(done, self.total)) if self.progress else None,
         )  # fmt: skip
