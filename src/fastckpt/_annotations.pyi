@@ -19,3 +19,4 @@ Keys = str | Iterable[str] | Callable[[str], bool]
 Framework = Literal["torch", "numpy"]
 Unknown = Literal["error", "opaque"]
 Progress = bool | Callable[[int, int, str], Any]
+CheckpointDestination = str | bytes | os.PathLike[str] | int | BinaryIO

@@ -1,0 +1,275 @@
+"""save: a checkpoint as torch.save writes it, from many threads, in place of the old one only when it is whole."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import _crc32, _read, _write, workers
+from .containers.zip_writer import (
+    SERIALIZATION_ID,
+    SERIALIZATION_ID_NBYTES,
+    ZipLayout,
+    archive_name,
+    serialization_id,
+)
+from .destination import open_destination
+from .progress import check as check_progress
+from .progress import reporting
+
+if TYPE_CHECKING:
+    from ._annotations import CheckpointDestination, Progress
+
+METADATA = "metadata.json"
+VERSION = b"3\n"  # of the format, as torch has it
+FORMAT_VERSION = b"1"
+# Storages from here on are written where they lie; smaller ones are gathered with the headers between them.
+LARGE_NBYTES = 64 << 10
+MANY_PARTS = 1 << 12
+STREAM_NBYTES = 4 << 20
+DONE, STOP = 0, 1  # the places in a control column
+
+
+def save(
+    obj: Any,
+    f: CheckpointDestination,
+    *,
+    threads: int | None = None,
+    crc32: bool = True,
+    alignment: int = 64,
+    fsync: bool = False,
+    pickle_protocol: int = 2,
+    views: str = "whole",
+    dtype: Any = None,
+    metadata: Any = None,
+    progress: Progress | None = None,
+) -> None:
+    """Save an object so that torch.load and ``load`` read it: the ZIP format of torch.save.
+
+    obj: what torch.save takes; tensors that share a storage share it in the file. Objects of other classes are pickled by
+        Python's own protocol, and load only where running code is allowed (weights_only=False).
+    f: path, descriptor, or binary file object. A path is replaced when all is written: whatever happens before, the old file
+        is whole. A link is followed, permissions and owner stay. What cannot seek (a pipe, gzip.open) is written in order.
+    threads: how many sum and write; None takes what the process may use.
+    crc32: False writes no checksums, as torch.serialization.set_crc32_options(False) does.
+    alignment: of the data of each record in the file, in bytes.
+    fsync: wait until file and folder are on the disk.
+    pickle_protocol: 2 (which torch.load(weights_only=True) asks for) to 5.
+    views: "whole" saves storages as they are, as torch.save does; "compact" only the parts that tensors look at.
+    dtype: a floating torch.dtype to which floating tensors are cast on their way; None leaves them as they are.
+    metadata: anything that JSON can say, in a record of its own that torch ignores.
+    progress: True for a bar (tqdm's), or a callable(bytes done, bytes in all, name of the file).
+
+    Peak memory: 16 MiB beyond the object, its pickle and 1 KiB a storage. Raises PicklingError and what objects raise
+    that can't be pickled, RuntimeError where two tensors look at one storage as different types, OSError where the system
+    fails; then nothing has changed.
+    Source: github.com/pytorch/pytorch, torch/serialization.py (_save), caffe2/serialize/inline_container.cc.
+    """
+    check_progress(progress)
+    workers.check_threads(threads)
+    if views not in ("whole", "compact"):
+        raise ValueError(f"views={views!r} is invalid (expected one of: whole, compact)")
+    from .describing import describe
+
+    pickled, blocks = describe(obj, pickle_protocol, compact=views == "compact", dtype=dtype)
+    destination = open_destination(f, fsync)
+    try:
+        with reporting(progress, destination.name) as tell:
+            archive = Archive(archive_name(destination.path), pickled, blocks, alignment, metadata)
+            writer = Writer(archive, destination, crc32, threads, tell)
+            writer.write()
+        destination.commit(archive.layout.total)
+    except BaseException:
+        destination.abort()
+        raise
+
+
+class Archive:
+    """The records of a checkpoint and where they will lie. ``blocks[i]`` has the bytes of record ``first + i``."""
+
+    def __init__(self, name, pickled, blocks, alignment, metadata):
+        self.name, self.blocks = name, blocks
+        before = {
+            "data.pkl": pickled,
+            ".format_version": FORMAT_VERSION,
+            ".storage_alignment": str(alignment).encode(),
+            "byteorder": sys.byteorder.encode(),
+        }
+        if metadata is not None:
+            before[METADATA] = json.dumps(metadata, ensure_ascii=False).encode()
+        self.first = len(before)
+        self.texts = [*before.values(), VERSION]
+        self.names = [
+            *before,
+            *[f"data/{i}" for i in range(len(blocks))],
+            "version",
+            SERIALIZATION_ID,
+        ]
+        nbytes = [
+            *map(len, before.values()),
+            *[block.nbytes for block in blocks],
+            len(VERSION),
+            SERIALIZATION_ID_NBYTES,
+        ]
+        self.layout = ZipLayout([f"{name}/{record}" for record in self.names], nbytes, alignment)
+
+    def block(self, row):
+        """The Block of a storage's record."""
+        return self.blocks[row - self.first]
+
+
+class Writer:
+    """Writes an archive to a destination. ``control`` is what threads share: bytes done, and the wish to stop."""
+
+    def __init__(self, archive, destination, want_crc, threads, tell):
+        self.archive, self.layout, self.destination = archive, archive.layout, destination
+        self.want_crc, self.threads, self.tell = want_crc, threads, tell
+        self.kernel = _crc32.kernel_id(_crc32.default_kernel())
+        self.control = np.zeros(2, dtype=np.int64)
+        self.crc = np.zeros(len(archive.names), dtype=np.int64)
+        self.total = sum([block.nbytes for block in archive.blocks])
+        self.extents = extents_of(archive)
+        self.large = self.layout.nbytes[self.extents[0]] >= LARGE_NBYTES
+
+    def write(self):
+        by_position = self.destination.fd >= 0
+        self._write_blocks(to_file=by_position)
+        texts = self._texts()
+        for frame in self._frames(texts, by_position):
+            frame()
+        self._report()
+
+    # -- storages
+
+    def _write_blocks(self, to_file):
+        """Sum all storages; with ``to_file`` write the large ones, too."""
+        fd = self.destination.fd if to_file else -1
+        self._write_extents(self.large & to_file, fd)
+        self._write_extents(~self.large | (not to_file), -1)
+        for row, block in enumerate(self.archive.blocks, self.archive.first):
+            if block.extents is None:
+                self._write_staged(row, block, fd)
+
+    def _write_extents(self, chosen, fd):
+        """Extents that are memory as it is, by several threads; fd -1 only sums them."""
+        if not chosen.any() or (fd < 0 and not self.want_crc):
+            return
+        row, address, nbytes, offset = self.extents[:, chosen].copy()
+        crc = np.zeros(len(row), dtype=np.int64)
+        self._native(fd, address, nbytes, offset, crc)
+        self.crc[row] = crc
+        for i in np.flatnonzero(row[1:] == row[:-1]).tolist():  # a record of several extents
+            crc[i + 1] = _crc32.combine(int(crc[i]), int(crc[i + 1]), int(nbytes[i + 1]))
+            self.crc[row[i + 1]] = crc[i + 1]
+
+    def _native(self, fd, address, nbytes, offset, crc):
+        def write(num_threads):
+            return _write.write(
+                fd,
+                address,
+                nbytes,
+                offset + self.destination.base,
+                crc if self.want_crc else None,
+                self.control,
+                kernel=self.kernel,
+                num_threads=num_threads,
+            )
+
+        def cancel():
+            self.control[STOP] = 1
+
+        tell = self._report if self.tell else None
+        error = workers.run(write, int(nbytes.sum()), self.threads, cancel, tell)
+        if error:
+            raise OSError(error, os.strerror(error), self.destination.name)
+
+    def _write_staged(self, row, block, fd):
+        """A record that is made piece by piece."""
+        at = int(self.layout.offset[row])
+        for piece in block.staged():
+            crc = np.zeros(1, dtype=np.int64)
+            columns = [np.array([n], dtype=np.int64) for n in (piece.ctypes.data, piece.nbytes, at)]
+            self._native(fd, *columns, crc)
+            self.crc[row] = _crc32.combine(int(self.crc[row]), int(crc[0]), piece.nbytes)
+            at += piece.nbytes
+
+    # -- what stands around them
+
+    def _texts(self):
+        """{row: content} of the records that are no storages."""
+        archive, last = self.archive, len(self.archive.names) - 1
+        rows = [*range(archive.first), last - 1]
+        texts = dict(zip(rows, archive.texts, strict=True))
+        for row, text in texts.items():
+            self.crc[row] = _crc32.crc32(text) if self.want_crc else 0
+        texts[last] = serialization_id(archive.names[:last], self.crc[:last])
+        self.crc[last] = _crc32.crc32(texts[last]) if self.want_crc else 0
+        return texts
+
+    def _frames(self, texts, by_position):
+        """Yields calls that write headers, texts and small storages in runs, and, in order, the rest between them."""
+        archive, run, start = self.archive, [], 0
+        for row, (_, frame) in enumerate(self.layout.frames(self.crc)):
+            run.append(frame)
+            if row == len(self.archive.names):
+                break
+            if row in texts:
+                run.append(texts[row])
+                continue
+            block = archive.block(row)
+            if block.extents is not None and block.nbytes < LARGE_NBYTES:
+                run += [_write.copy_of(*extent) for extent in block.extents]
+            else:
+                yield functools.partial(self._put, run, start)
+                if not by_position:
+                    yield functools.partial(self._stream, block)
+                run, start = [], int(self.layout.offset[row]) + block.nbytes
+            if len(run) > MANY_PARTS:
+                yield functools.partial(self._put, run, start)
+                start += sum(map(len, run))
+                run = []
+        yield functools.partial(self._put, run, start)
+
+    def _put(self, parts, start):
+        data = b"".join(parts)
+        if self.destination.fd < 0:
+            self.destination.write(data)
+            return
+        view, at = memoryview(data), self.destination.base + start
+        try:
+            while view:
+                done = os.pwrite(self.destination.fd, view, at)
+                view, at = view[done:], at + done
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self.destination.name) from None
+
+    def _stream(self, block):
+        if block.extents is None:
+            for piece in block.staged():
+                self.destination.write(piece)
+            return
+        for address, nbytes in block.extents:
+            for at in range(0, nbytes, STREAM_NBYTES):
+                n = min(STREAM_NBYTES, nbytes - at)
+                self.destination.write(_read.view_of(address + at, n))
+
+    def _report(self):
+        if self.tell:
+            self.tell(min(int(self.control[DONE]), self.total), self.total)
+
+
+def extents_of(archive):
+    """What is in memory as it is to be written: columns of (row, address, nbytes, offset in the archive), in that order."""
+    blocks = enumerate(archive.blocks, archive.first)
+    table = [(row, *extent, 0) for row, block in blocks for extent in block.extents or ()]
+    columns = np.array(table, dtype=np.int64).reshape(-1, 4).T.copy()
+    row, nbytes = columns[0], columns[2]
+    before = np.cumsum(nbytes) - nbytes
+    first = np.searchsorted(row, row)  # of each record
+    columns[3] = archive.layout.offset[row] + before - before[first]
+    return columns
