@@ -11,7 +11,7 @@ from .lazy import LazyTensor as LazyTensor
 from .limits import Limits as Limits
 from .loading import load as load
 from .loading import load_into as load_into
-from .saving import save as save
 from .nodes import Opaque as Opaque
+from .saving import save as save
 
 __all__: list[str]
