@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import fastckpt
+from fastckpt._memory import map_file
 from objects import saved, torch_loads
 from support import QUIET, same
 from ziprewrite import big_endian, rewritten, with_damage
@@ -202,3 +203,65 @@ def test_a_mapping_holds_no_descriptor(tmp_path):
     held = [fastckpt.load(path, mmap=True) for _ in range(20)]
     assert len(os.listdir("/proc/self/fd")) == before
     assert all(torch.equal(each["w"], torch.arange(100.0)) for each in held)
+
+
+class TestReadAhead:
+    def test_same(self, tmp_path):
+        path = write(tmp_path / "file.pt", saved(example()))
+        same(torch_loads(path.read_bytes()), fastckpt.load(path, mmap="willneed"))
+
+    @pytest.mark.parametrize("region", [(0, 1 << 30), (-5, 10), (10, 5), (1 << 40, 1 << 41)])
+    def test_any_region_is_a_wish(self, region, tmp_path):
+        path = write(tmp_path / "file", bytes(300_000))
+        with open(path, "rb") as file:
+            mapping, _ = map_file(file.fileno(), 300_000)
+        mapping.will_need(*region)
+        assert bytes(mapping) == bytes(300_000)
+
+    def test_other_words_are_refused(self, tmp_path):
+        path = write(tmp_path / "file.pt", saved(example()))
+        with pytest.raises(ValueError, match="mmap='populate' is invalid"):
+            fastckpt.load(path, mmap="populate")
+
+
+@needs_maps
+class TestParts:
+    """ckpt[name][index] of a mapped file is a view of the mapping."""
+
+    @pytest.mark.parametrize(
+        "index", [3, slice(5, 20), (slice(None), 2), (..., slice(0, 4, 3))], ids=str
+    )
+    def test_mapped(self, index, tmp_path):
+        path = write(tmp_path / "file.pt", saved(example()))
+        with fastckpt.open(path, mmap=True) as checkpoint:
+            part = checkpoint["a"][index]
+        assert mapped_from(part) == str(path)
+        assert torch.equal(part, torch_loads(path.read_bytes())["a"][index])
+
+    def test_mapped_array(self, tmp_path):
+        path = write(tmp_path / "file.pt", saved(example()))
+        with fastckpt.open(path, mmap=True, framework="numpy") as checkpoint:
+            part = checkpoint["views.1"][2:4]
+        assert np.array_equal(part, np.arange(100.0).reshape(10, 10).T[2:4])
+        part[:] = 0
+
+    def test_another_device_gets_the_part_alone(self, tmp_path):
+        path = write(tmp_path / "file.pt", saved(example()))
+        with fastckpt.open(path, mmap=True, map_location=lambda storage, _: storage) as checkpoint:
+            part = checkpoint["a"][3]
+        assert part.untyped_storage().nbytes() == part.nbytes
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda data: big_endian(data, {"0": 4, "1": 8, "2": 1}),
+            lambda data: rewritten(data, method=8),
+        ],
+        ids=["swapped", "deflated"],
+    )
+    def test_what_cannot_be_mapped_is_read(self, change, tmp_path):
+        path = write(tmp_path / "file.pt", change(saved(example())))
+        with fastckpt.open(path, mmap=True) as checkpoint:
+            part = checkpoint["a"][3:5]
+        assert mapped_from(part) != str(path)
+        assert torch.equal(part, torch_loads(path.read_bytes())["a"][3:5])

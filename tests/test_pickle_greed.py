@@ -9,6 +9,7 @@ import fastckpt
 from fastckpt._unpickler import unpickle
 from fastckpt.errors import CheckpointError
 from picklecraft import Call, Name, Raw, craft, emit, storage, torch_file
+from streamcraft import MAGIC, legacy_stream, pickled
 
 STORAGE = b"\0\0\x80?" * 16
 TENSOR = Call(
@@ -120,3 +121,41 @@ def test_attributes_do_not_take_the_place_of_methods_here():
         assert len(checkpoint) == 1
         assert set(vars(checkpoint.tree["a"])) == set(names)
     assert "a" in fastckpt.load(file, keys="*")
+
+
+# A pair that holds one pair twice, and so on down: a hundred bytes, and written out 2**60 pairs.
+SHARED = Raw(b"]" + b"2\x86" * 60)
+LIST = emit(SHARED) + b"\x85."
+
+
+def tensor_with(**parts):
+    told = {"ref": TENSOR.args[0], "offset": 0, "size": (2,), "stride": (1,)} | parts
+    return torch_file(craft(Call(TENSOR.callee, (*told.values(), False, {}))), STORAGE)
+
+
+MESSAGES = {
+    "a tensor's size": tensor_with(size=(SHARED,)),
+    "a tensor's rank": tensor_with(size=(SHARED,), stride=()),
+    "a tensor's offset": tensor_with(offset=SHARED),
+    "a numpy dtype": torch_file(craft(dtype_of(SHARED))),
+    "a numpy dtype's state": torch_file(
+        craft(Call(Name("numpy dtype"), ("f4", False, True), SHARED))
+    ),
+    "a numpy array's state": torch_file(craft(Call(ARRAY.callee, ARRAY.args, SHARED))),
+    "a namespace": torch_file(
+        craft(Call(Name("builtins set"), (Call(Name("types SimpleNamespace"), (), {"a": SHARED}),)))
+    ),
+    "a deque": torch_file(
+        craft(Call(Name("builtins complex"), (Call(Name("collections deque"), ([SHARED],)),)))
+    ),
+    "the magic number": pickled(MAGIC)[:-1] + b"0" + LIST,
+    "the list of storage keys": legacy_stream({}, {}, keys=None)[:-4] + b"\x80\x02" + LIST,
+    "a storage key of many digits": legacy_stream({}, {}, keys=[1 << 40_000]),
+}
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_messages_are_short(message):
+    with pytest.raises(CheckpointError) as raised:
+        fastckpt.load(MESSAGES[message])
+    assert len(str(raised.value)) < 500

@@ -7,11 +7,14 @@ from .errors import FormatError as FormatError
 from .errors import LimitError as LimitError
 from .errors import UnsafePickleError as UnsafePickleError
 from .errors import UnsupportedError as UnsupportedError
+from .findings import Finding as Finding
 from .lazy import LazyTensor as LazyTensor
 from .limits import Limits as Limits
 from .loading import load as load
 from .loading import load_into as load_into
 from .nodes import Opaque as Opaque
 from .saving import save as save
+from .scan import ScanReport as ScanReport
+from .scan import scan as scan
 
 __all__: list[str]

@@ -17,6 +17,7 @@ MapLocation = (
 )
 Keys = str | Iterable[str] | Callable[[str], bool]
 Framework = Literal["torch", "numpy"]
+Mmap = bool | Literal["willneed"] | None
 Unknown = Literal["error", "opaque"]
 Progress = bool | Callable[[int, int, str], Any]
 CheckpointDestination = str | bytes | os.PathLike[str] | int | BinaryIO

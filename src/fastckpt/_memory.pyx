@@ -59,6 +59,15 @@ cdef extern from * nogil:
     #endif
     }
 
+    static void memory_will_need(void* p, size_t nbytes)
+    {
+    #ifdef MADV_WILLNEED
+        madvise(p, nbytes, MADV_WILLNEED);
+    #else
+        (void)p, (void)nbytes;
+    #endif
+    }
+
     static size_t memory_page(void) { return (size_t)sysconf(_SC_PAGESIZE); }
 
     #define MEMORY_MORE(p) ((void)__atomic_add_fetch((p), 1, __ATOMIC_RELAXED))
@@ -72,6 +81,7 @@ cdef extern from * nogil:
     char* memory_heap(size_t nbytes)
     void memory_give_back(char* p, size_t nbytes)
     size_t memory_page()
+    void memory_will_need(void* p, size_t nbytes)
     void MEMORY_MORE(int* p)
     int MEMORY_LESS(int* p)
 
@@ -254,6 +264,11 @@ def allocate(
         PyBuffer_Release(&size_buffer)
 
 
+cdef enum:
+    # The system reads no more than its own readahead for each wish, which is 128 KiB unless somebody set it.
+    READ_AHEAD_STEP = 128 << 10
+
+
 @cython.final
 cdef class Mapping:
     """A private, writable mapping of a file. It holds no descriptor, as Python's own would, for each living load."""
@@ -266,6 +281,15 @@ cdef class Mapping:
 
     def __len__(self):
         return self.nbytes
+
+    def will_need(self, Py_ssize_t start, Py_ssize_t stop):
+        """Have the system read these bytes of the file ahead of their use; it may decline."""
+        stop = min(stop, self.nbytes)
+        start = max(0, start) // READ_AHEAD_STEP * READ_AHEAD_STEP
+        with nogil:
+            while start < stop:
+                memory_will_need(<char*> self.start + start, min(READ_AHEAD_STEP, stop - start))
+                start += READ_AHEAD_STEP
 
     def __dealloc__(self):
         if self.start != NULL:

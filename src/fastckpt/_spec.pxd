@@ -8,6 +8,7 @@ cimport cython
 cdef class Global:
     cdef readonly str module
     cdef readonly str name
+    cdef readonly str qualname  # made once: the file decides how long it is, and how often it is asked for
     cdef readonly object known  # the row of the table of known names, or None
     cdef readonly int storage_dtype  # dtype code where this is a storage class, else -1
     cdef readonly int rebuild  # one of the REBUILD_ numbers below
@@ -57,3 +58,8 @@ cdef StorageRef new_storage(str key, int dtype, long long nbytes, str location, 
                             StorageSpec root, long long offset)
 cdef StorageRef ref_as(StorageSpec storage, int dtype)
 cdef TensorSpec new_tensor(StorageRef ref, int dtype, object offset, object shape, object stride)
+
+
+cdef class Leaf:
+    cdef readonly object _checkpoint
+    cdef readonly object leaf

@@ -1,16 +1,15 @@
-from typing import Any, final
+from typing import Any, Self, final
 
 @final
 class Global:
     module: str
     name: str
+    qualname: str
     known: Any
     storage_dtype: int
     rebuild: int
     def __init__(self, module: str, name: str, known: Any = None) -> None: ...
     def __deepcopy__(self, memo: Any) -> Global: ...
-    @property
-    def qualname(self) -> str: ...
 
 @final
 class StorageSpec:
@@ -46,6 +45,13 @@ class TensorSpec:
     def itemsize(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
+
+class Leaf:
+    _checkpoint: Any
+    leaf: Any
+    def __new__(cls, checkpoint: Any, leaf: Any) -> Self: ...
+    @property
+    def shape(self) -> tuple[int, ...] | None: ...
 
 def tensor_spec(
     ref: StorageRef,

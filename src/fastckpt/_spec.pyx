@@ -12,7 +12,7 @@ cimport cython
 from cpython.long cimport PyLong_CheckExact
 
 from .dtypes import DTYPES
-from .errors import FormatError
+from .errors import FormatError, short
 
 cdef extern from "Python.h":
     long long PyLong_AsLongLongAndOverflow(object number, int* overflow) except? -1
@@ -36,15 +36,12 @@ cdef class Global:
 
     def __init__(self, str module, str name, known=None):
         self.module, self.name, self.known = module, name, known
+        self.qualname = f"{module}.{name}"
         self.storage_dtype = -1 if known is None else known.storage_dtype
         self.rebuild = REBUILD_OTHER if known is None else known.rebuild
 
     def __deepcopy__(self, memo):
         return self
-
-    @property
-    def qualname(self):
-        return f"{self.module}.{self.name}"
 
     def __repr__(self):
         return f"<name {self.module}.{self.name}>"
@@ -92,6 +89,20 @@ cdef class TensorSpec:
         return f"TensorSpec({DTYPES[self.dtype].name}, {self.shape}, in {self.storage.key!r})"
 
 
+cdef class Leaf:
+    """A leaf of an open checkpoint, which LazyTensor derives from: here is what is made and asked for of every
+    tensor when tens of thousands are listed."""
+
+    def __cinit__(self, checkpoint, leaf):
+        self._checkpoint, self.leaf = checkpoint, leaf
+
+    @property
+    def shape(self):
+        if type(self.leaf) is TensorSpec:
+            return (<TensorSpec> self.leaf).shape
+        return self._other_shape()
+
+
 cdef StorageRef new_storage(str key, int dtype, long long nbytes, str location, Py_ssize_t index,
                             StorageSpec root, long long offset):
     cdef StorageSpec storage = StorageSpec.__new__(StorageSpec)
@@ -111,10 +122,10 @@ cdef long long whole_number(object value, str what) except -1:
     cdef int overflow = 0
     cdef long long number
     if not PyLong_CheckExact(value):
-        raise FormatError(f"a tensor's {what} is {value!r:.80}, an int is expected")
+        raise FormatError(f"a tensor's {what} is {short(value)}, an int is expected")
     number = PyLong_AsLongLongAndOverflow(value, &overflow)
     if overflow or number < 0:
-        raise FormatError(f"a tensor's {what} is {value}, it must lie between 0 and 2**63 - 1")
+        raise FormatError(f"a tensor's {what} is {short(value)}, it must lie between 0 and 2**63 - 1")
     return number
 
 
@@ -131,7 +142,7 @@ cdef TensorSpec new_tensor(StorageRef ref, int dtype, object offset, object shap
     spec.offset = whole_number(offset, "storage offset")
     ndim = len(spec.shape)
     if len(spec.stride) != ndim:
-        raise FormatError(f"a tensor has {ndim} sizes {spec.shape} and {len(spec.stride)} strides {spec.stride}")
+        raise FormatError(f"a tensor has {ndim} sizes and {len(spec.stride)} strides")
     for axis in range(ndim):
         size = whole_number(spec.shape[axis], "size")
         step = whole_number(spec.stride[axis], "stride")

@@ -1,4 +1,4 @@
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, final
 
 from ._spec import Global, StorageSpec, TensorSpec
@@ -6,6 +6,7 @@ from ._stack import Stack
 from ._storages import Storages
 from .errors import FormatError
 from .limits import Limits
+from .nodes import Opaque
 
 PIDS_NONE: int
 PIDS_ZIP: int
@@ -22,6 +23,7 @@ class Unpickled:
     names: list[Global]
     unknown: list[tuple[str, str]]
     undecodable: bytes | None
+    touched: list[tuple[Any, Opaque]]
     def __init__(self, machine: Any, obj: Any, end: int) -> None: ...
 
 @final
@@ -30,6 +32,7 @@ class Machine(Stack):
     names: list[Global]
     unknown: list[tuple[str, str]]
     undecodable: bytes | None
+    touched: dict[int, tuple[Any, Opaque]]
     def __init__(self, described: Storages) -> None: ...
     def note_unknown(self, qualname: str, note: str = "") -> None: ...
     def spend(self, count: int) -> None: ...
@@ -60,4 +63,6 @@ def unpickle(
     offset: int = 0,
     gradients: bool = True,
     tolerant: bool = False,
+    symbolic: bool = False,
+    observe: Callable[[int, str, Any, Any], object] | None = None,
 ) -> Unpickled: ...

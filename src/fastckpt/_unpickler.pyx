@@ -29,7 +29,7 @@ from ._storages cimport Storages, key_text, set_bits, sizes_of
 from .dtypes import DTYPES, QUANTIZED
 from .errors import CheckpointError, FormatError, LimitError, UnsafePickleError, UnsupportedError
 from .limits import Limits
-from .nodes import Node, Opaque, short
+from .nodes import MISSING, Node, Opaque, short
 from .rebuild import TABLE, dtype_code
 
 cdef extern from "Python.h":
@@ -64,6 +64,13 @@ cdef type OrderedDict = collections.OrderedDict
 cdef type Deque = collections.deque
 cdef tuple WITH_ATTRIBUTES = (OrderedDict, Namespace, types.SimpleNamespace)
 
+# The opcodes that say what is to be done, rather than what there is: what an Opaque keeps, and an observer is told.
+cdef dict OPCODE_NAMES = {
+    c'R': "REDUCE", c'o': "OBJ", c'i': "INST", 0x81: "NEWOBJ", 0x92: "NEWOBJ_EX", c'c': "GLOBAL", 0x93: "STACK_GLOBAL",
+    c'b': "BUILD", c'a': "APPEND", c'e': "APPENDS", c's': "SETITEM", c'u': "SETITEMS", 0x90: "ADDITEMS",
+    c'P': "PERSID", c'Q': "BINPERSID", 0x82: "EXT1", 0x83: "EXT2", 0x84: "EXT4",
+}
+
 
 class Truncated(FormatError):
     """The pickle goes on beyond the bytes that are there."""
@@ -74,15 +81,18 @@ class Unpickled:
 
     ``end`` is the number of bytes up to and with STOP; ``storages`` and ``tensors`` are specs (``index`` is a place),
     ``names`` every Global, ``unknown`` the (qualname, note) of each that is not known to be plain data,
-    ``undecodable`` the first Python 2 string that is not in the encoding, or None.
+    ``undecodable`` the first Python 2 string that is not in the encoding, or None. ``touched``, of a symbolic one, are
+    pairs of what the pickle changes though it is no object that the pickle made (a class, a storage), and an Opaque
+    without arguments that holds the changes.
     """
 
-    __slots__ = ("end", "names", "obj", "storages", "tensors", "undecodable", "unknown")
+    __slots__ = ("end", "names", "obj", "storages", "tensors", "touched", "undecodable", "unknown")
 
     def __init__(self, machine, obj, end):
         self.obj, self.end = obj, end
         self.storages, self.tensors = machine.described.storages, machine.described.tensors
         self.names, self.unknown, self.undecodable = machine.names, machine.unknown, machine.undecodable
+        self.touched = list(machine.touched.values())
 
 
 @cython.final
@@ -96,15 +106,17 @@ cdef class Machine(Stack):
     cdef str encoding, errors
     cdef object limits
     cdef int64_t key_items_left, copies_left
-    cdef bint tolerant
+    cdef bint tolerant, symbolic
+    cdef object observe  # what is told of each name, call and change; or None
     cdef object key_items
     cdef dict globals_
     cdef readonly Storages described
     cdef readonly list names, unknown
     cdef readonly object undecodable
+    cdef readonly dict touched  # id of an object -> (it, an Opaque with what is done to it)
 
     def __init__(self, Storages described):
-        self.described, self.globals_, self.names, self.unknown = described, {}, [], []
+        self.described, self.globals_, self.names, self.unknown, self.touched = described, {}, [], [], {}
 
     # -- for the table of known names --------------------------------------------------------------------------
 
@@ -145,7 +157,7 @@ cdef class Machine(Stack):
         cdef Global name
         if type(callee) is not Global:
             if isinstance(callee, Opaque):
-                return Opaque(f"{callee.qualname}()", (callee, *args))
+                return Opaque(name_of_result(callee), (callee, *args))
             raise FormatError(f"{short(callee)} is called, only a class or function can be")
         name = callee
         if name.rebuild:
@@ -167,6 +179,69 @@ cdef class Machine(Stack):
             except CONTENT_ERRORS:
                 pass
         return Opaque(name.qualname, args)
+
+    # -- symbolic ----------------------------------------------------------------------------------------------
+
+    cdef int note(self, object subject, object detail) except -1:
+        """Tell the observer what the opcode being executed does."""
+        if self.observe is not None:
+            self.observe(self.op_at - self.start, OPCODE_NAMES[self.op_at[0]], subject, detail)
+        return 0
+
+    cdef object symbol(self, object callee, object args, object kwargs):
+        """A call as the pickle says it, whatever is called and whatever stands in the place of arguments."""
+        cdef str opcode = OPCODE_NAMES[self.op_at[0]]
+        if type(callee) is Global:
+            qualname = (<Global> callee).qualname
+        elif isinstance(callee, Opaque):
+            qualname = name_of_result(callee)
+        else:
+            raise FormatError(f"{short(callee)} is called, only a class or function can be")
+        made = Opaque(qualname, args, kwargs, MISSING, opcode == "NEWOBJ" or opcode == "NEWOBJ_EX", callee, opcode)
+        self.note(made, None)
+        return made
+
+    cdef object unnamed(self, str what, tuple args):
+        """What the pickle refers to without naming it."""
+        made = Opaque(what, args, opcode=OPCODE_NAMES[self.op_at[0]])
+        self.note(made, None)
+        return made
+
+    cdef object stand_in(self, object target):
+        """The Opaque that takes what is done to ``target``, which is not a container that the opcode is for."""
+        if isinstance(target, Opaque):
+            return target
+        if id(target) not in self.touched:
+            name = target.qualname if type(target) is Global else short(target)
+            self.touched[id(target)] = target, Opaque(name)
+        return self.touched[id(target)][1]
+
+    cdef int change(self, object target, object values) except -1:
+        """Do what the opcode says to an object of an unknown class; ``values`` are a state, items or flat pairs."""
+        cdef str opcode = OPCODE_NAMES[self.op_at[0]]
+        self.note(target, values)
+        held = self.stand_in(target)
+        cdef bint built = held.state is not MISSING
+        if opcode == "BUILD" and not built and not held.later:
+            held.state = values
+        elif opcode[:6] == "APPEND" and not built and not held.pairs and not held.later:
+            held.items.extend(values)
+        elif opcode[:7] == "SETITEM" and not built and not held.later:
+            for key in values[::2]:
+                self.check_key(key)
+            try:
+                held.pairs.update(dict(zip(values[::2], values[1::2])))
+            except TypeError:  # a key that cannot be hashed; the class may not ask for it
+                self.add_later(held, opcode, values)
+        else:
+            self.add_later(held, opcode, values)
+        return 0
+
+    cdef int add_later(self, held, str opcode, values) except -1:
+        if not held.later:
+            held.later = []
+        held.later.append((opcode, values))
+        return 0
 
     # -- tensors -----------------------------------------------------------------------------------------------
 
@@ -203,6 +278,15 @@ cdef class Machine(Stack):
     # -- persistent ids ----------------------------------------------------------------------------------------
 
     cdef object persistent(self, object pid):
+        if self.observe is None:
+            return self.resolved(pid)
+        self.note(pid, None)
+        try:
+            return self.resolved(pid)
+        except CONTENT_ERRORS:
+            return Opaque("persistent id", (pid,), opcode=OPCODE_NAMES[self.op_at[0]])
+
+    cdef object resolved(self, object pid):
         if self.pids == ZIP_STORAGES or self.pids == LEGACY_STORAGES:
             if PyTuple_CheckExact(pid) and len(pid):
                 kind = pid[0]
@@ -284,10 +368,17 @@ cdef class Machine(Stack):
         try:
             return int(digits)
         except ValueError:
+            pass
+        try:
+            return int(digits, 0 if self.symbolic else 10)  # an unpickler takes 0x10, which no pickler writes
+        except ValueError:
             raise FormatError(f"{raw[:40]!r} is not a decimal int") from None
 
-    cdef Global named(self, object module, object name):
+    cdef object named(self, object module, object name):
+        cdef Global found
         if not PyUnicode_CheckExact(module) or not PyUnicode_CheckExact(name):
+            if self.symbolic and (isinstance(module, Opaque) or isinstance(name, Opaque)):
+                return self.unnamed("a computed name", (module, name))
             raise FormatError(f"a class is named by {short(module)} and {short(name)}, two strings are expected")
         key = (module, name)
         found = self.globals_.get(key)
@@ -297,12 +388,16 @@ cdef class Machine(Stack):
             self.names.append(found)
             if found.known is None:
                 self.unknown.append((found.qualname, ""))
+        if self.observe is not None:
+            self.note(found, None)
         return found
 
     # -- filling containers ------------------------------------------------------------------------------------
 
     cdef int append_all(self, object target, Py_ssize_t at) except -1:
         cdef Py_ssize_t i
+        if self.symbolic and not PyList_CheckExact(target):
+            return self.change(target, list(self.take_tuple(at)))
         if PyList_CheckExact(target):
             for i in range(at, self.depth):
                 PyList_Append(target, <object> self.items[i])
@@ -320,6 +415,8 @@ cdef class Machine(Stack):
         cdef Py_ssize_t i
         if (self.depth - at) & 1:
             raise FormatError("a dict is filled with a key that has no value")
+        if self.symbolic and not PyDict_CheckExact(target):
+            return self.change(target, list(self.take_tuple(at)))
         if isinstance(target, Opaque):
             target = target.pairs
         elif not isinstance(target, dict):
@@ -336,6 +433,8 @@ cdef class Machine(Stack):
 
     cdef int add_all(self, object target, Py_ssize_t at) except -1:
         cdef Py_ssize_t i
+        if self.symbolic and type(target) is not set:
+            return self.change(target, list(self.take_tuple(at)))
         if type(target) is not set and not isinstance(target, Opaque):
             raise FormatError(f"a member is added to {short(target)}, a set is expected")
         for i in range(at, self.depth):
@@ -348,7 +447,9 @@ cdef class Machine(Stack):
         return self.drop_to(at)
 
     cdef int build(self, object target, object state) except -1:
-        if self.tolerant:
+        if self.symbolic:
+            self.change(target, state)
+        elif self.tolerant:
             try:
                 self.set_state(target, state)
             except CONTENT_ERRORS:
@@ -414,6 +515,9 @@ cdef class Machine(Stack):
             elif op == c'R':  # REDUCE
                 value = self.pop()
                 other = self.pop()
+                if self.symbolic:
+                    self.push(self.symbol(other, value, None))
+                    continue
                 if not PyTuple_CheckExact(value):
                     raise FormatError(f"the arguments of a call are {short(value)}, a tuple is expected")
                 self.push(self.call(other, value))
@@ -557,17 +661,24 @@ cdef class Machine(Stack):
             module = name_text(self.line())
             name = name_text(self.line())
             mark = self.pop_mark()
-            self.push(self.call(self.named(module, name), self.take_tuple(mark)))
+            args = self.take_tuple(mark)
+            cls = self.named(module, name)
+            self.push(self.symbol(cls, args, None) if self.symbolic else self.call(cls, args))
         elif op == c'o':  # OBJ
             mark = self.pop_mark()
             args = self.take_tuple(mark)
             if not args:
                 raise FormatError("an object is made without a class")
-            self.push(self.call(args[0], args[1:]))
+            cls, args = args[0], args[1:]
+            self.push(self.symbol(cls, args, None) if self.symbolic else self.call(cls, args))
         elif op == 0x82 or op == 0x83 or op == 0x84:  # EXT1 EXT2 EXT4
             n = self.need(1)[0] if op == 0x82 else le16(self.need(2)) if op == 0x83 else le32(self.need(4))
+            if self.symbolic:
+                return self.push(self.unnamed(f"copyreg extension {n}", None))
             raise UnsafePickleError(f"entry {n} of the extension registry is named; what it is, is not in the file",
                                     qualname=f"copyreg extension {n}")
+        elif op == 0x98 and self.symbolic:  # READONLY_BUFFER changes nothing of what the pickle has itself
+            self.top()
         elif op == 0x97 or op == 0x98:  # NEXT_BUFFER READONLY_BUFFER
             raise UnsupportedError("the pickle refers to out-of-band buffers, which were written somewhere else")
         else:
@@ -581,6 +692,8 @@ cdef class Machine(Stack):
         return index
 
     cdef object new_object(self, object cls, object args, object kwargs):
+        if self.symbolic:
+            return self.symbol(cls, args, kwargs)
         if not PyTuple_CheckExact(args) or not isinstance(kwargs, dict):
             raise FormatError(f"the arguments of a new object are {short(args)} and {short(kwargs)}, "
                               f"a tuple and a dict are expected")
@@ -589,6 +702,11 @@ cdef class Machine(Stack):
         if kwargs:
             raise FormatError(f"{cls!r} is made with keyword arguments, which none of the known classes takes")
         return self.call(cls, args)
+
+
+cdef object name_of_result(callee):
+    """What a call of an Opaque is called; the name does not grow with each call of a result."""
+    return callee.qualname if callee.qualname.endswith("()") else f"{callee.qualname}()"
 
 
 cdef object text_at(const uint8_t* at, uint64_t n):
@@ -624,13 +742,21 @@ cdef bytes unquoted(bytes line):
 
 
 def unpickle(data, *, int pids=0, tar_objects=None, storages=(), tensors=(), encoding="utf-8", errors="strict",
-             limits=None, where="pickle", offset=0, bint gradients=True, bint tolerant=False):
+             limits=None, where="pickle", offset=0, bint gradients=True, bint tolerant=False, bint symbolic=False,
+             observe=None):
     """Execute the pickle that ``data`` (bytes-like) begins with; an Unpickled.
 
     ``pids`` says what persistent ids may be; ``storages`` and ``tensors`` are specs that exist already, which those of
     this pickle follow; without ``gradients`` no tensor gets requires_grad. ``where`` opens the message of every error,
     ``offset`` is where in it ``data`` begins. With ``tolerant`` what the table of known names refuses is Opaque: for a
-    pickle that will be run by Python's own unpickler, and is read for its storages alone.
+    pickle that will be run by Python's own unpickler, and is read for its storages alone. With ``symbolic`` no row of
+    that table is asked: every call of a name is an Opaque that holds it as the pickle says it (see Opaque for its
+    ``opcode``, ``callee`` and ``later``), a name that is not called a Global; persistent ids stay what they are.
+
+    ``observe(offset, opcode, subject, detail)`` is called, of a symbolic one, at each name (a Global), call (the
+    Opaque), change of what is no plain container (the target, the values), persistent id (as the pickle has it) and
+    extension (an Opaque); offsets count from the start of ``data``. An observed pickle may hold persistent ids of any
+    kind: those that make no sense are Opaque.
     Raises FormatError (Truncated where the bytes end first), UnsafePickleError, UnsupportedError and LimitError;
     LookupError for an encoding or a way to treat errors that Python does not know.
     """
@@ -638,7 +764,7 @@ def unpickle(data, *, int pids=0, tar_objects=None, storages=(), tensors=(), enc
     cdef Machine machine = Machine(Storages(storages, tensors, gradients))
     limits = limits or Limits()
     machine.pids, machine.tar_objects, machine.encoding, machine.errors = pids, tar_objects, encoding, errors
-    machine.limits, machine.tolerant = limits, tolerant
+    machine.limits, machine.tolerant, machine.symbolic, machine.observe = limits, tolerant, symbolic, observe
     if encoding != "bytes":
         codecs.lookup(encoding)  # the caller's mistake, not the file's
         codecs.lookup_error(errors)

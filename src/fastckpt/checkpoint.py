@@ -18,15 +18,15 @@ from .dtypes import DTYPES, numpy_dtype
 from .errors import FormatError
 from .lazy import LazyStorage, LazyTensor, core_of
 from .limits import Limits
-from .loading import Reader, check_options, wants_mapping
+from .loading import Reader, allocator, check_options, wants_mapping
 from .nodes import Opaque, duplicate
 from .plan import roots_of
-from .reading import place_storages
+from .reading import place_storages, usable_in_place
 from .selection import dotted, specs_in
 from .source import FileSource, open_source
 
 if TYPE_CHECKING:
-    from ._annotations import CheckpointFile, Framework, MapLocation, Unknown
+    from ._annotations import CheckpointFile, Framework, MapLocation, Mmap, Unknown
 
 
 def open(
@@ -34,10 +34,11 @@ def open(
     *,
     framework: Framework = "torch",
     map_location: MapLocation = None,
-    mmap: bool | None = None,
+    mmap: Mmap = None,
     encoding: str = "utf-8",
     verify: bool = True,
     threads: int | None = None,
+    pin_memory: bool = False,
     unknown: Unknown = "opaque",
     limits: Limits | None = None,
     offset: int = 0,
@@ -50,7 +51,7 @@ def open(
     """
     return Checkpoint(
         f, framework=framework, map_location=map_location, mmap=mmap, encoding=encoding, verify=verify, threads=threads,
-        unknown=unknown, limits=limits, offset=offset, nbytes=nbytes,
+        pin_memory=pin_memory, unknown=unknown, limits=limits, offset=offset, nbytes=nbytes,
     )  # fmt: skip
 
 
@@ -73,6 +74,7 @@ class Checkpoint(Mapping[Any, LazyTensor]):
         self.threads, self.verify, limits = options["threads"], options["verify"], options["limits"]
         check_options(self.framework, self.unknown, True, None, self.map_location)
         self.limits = limits or Limits()
+        self.allocate = allocator(options["pin_memory"], self.framework, options["mmap"])
         self._lock = threading.Lock()
         self.source = open_source(f, options["offset"], options["nbytes"])
         try:
@@ -113,10 +115,11 @@ class Checkpoint(Mapping[Any, LazyTensor]):
     def __getitem__(self, name: str | tuple) -> LazyTensor:
         if self.source.closed:
             self.source.check_open()
-        leaf = self._index().get(name)
-        if leaf is None:
-            leaf = self._leaf_at(name)
-        return LazyTensor(self, leaf)
+        leaves = self._leaves
+        if leaves is None:
+            leaves = self._index()
+        leaf = leaves.get(name)
+        return LazyTensor(self, self._leaf_at(name) if leaf is None else leaf)
 
     def _leaf_at(self, name):
         """The leaf at a path, which always works; KeyError for a name that is none, or that several paths have."""
@@ -210,7 +213,7 @@ class Checkpoint(Mapping[Any, LazyTensor]):
         return reader.make(unpickled.obj, unpickled.storages, unpickled.tensors, self.limits)
 
     def _reader(self, framework=None):
-        options = {"verify": self.verify, "threads": self.threads, "map_file": self.map_file}
+        options = self.reading_options()
         framework = framework or self.framework
         map_location = self.map_location if framework == "torch" else None
         alive = self._alive if framework == "torch" else None
@@ -229,6 +232,15 @@ class Checkpoint(Mapping[Any, LazyTensor]):
         with self.source.in_use():
             return self._make([leaf], framework)[0]
 
+    def reading_options(self):
+        """What place_storages is to be told."""
+        return {
+            "verify": self.verify,
+            "threads": self.threads,
+            "map_file": self.map_file,
+            "allocate": self.allocate,
+        }
+
     def row_of(self, root):
         """The row of a storage's record, located; called while the source is in use."""
         row = self._rows.get(root.index)
@@ -239,14 +251,26 @@ class Checkpoint(Mapping[Any, LazyTensor]):
                 row = self._rows[root.index] = int(storage_rows(self.contents, [root])[0])
         return row
 
+    def maps(self, row, spec):
+        """Whether a part of a tensor is taken from a mapping of the file: asked for, possible, and staying there."""
+        if not self.map_file or not usable_in_place(
+            self.contents, row, spec.itemsize, self.swapped
+        ):
+            return False
+        if self.framework != "torch":
+            return True
+        from .torch_bridge import Placement
+
+        # What leaves for another device does so without the rest of its storage.
+        return Placement(self.map_location).keeps_cpu and spec.storage.location == "cpu"
+
     def whole_storage(self, storage):
         """All bytes of a storage, verified: a writable buffer of them."""
-        options = {"verify": self.verify, "threads": self.threads, "map_file": self.map_file}
         places = place_storages(
             self.contents,
             [*roots_of([storage]), storage],
             self.contents.unpickled.tensors,
-            **options,
+            **self.reading_options(),
         )
         owner, offset = places[storage.index]
         if offset == 0 and memoryview(owner).nbytes == storage.nbytes:

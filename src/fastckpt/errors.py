@@ -3,6 +3,7 @@
 Operating-system errors are not wrapped: they stay OSError, with errno and file name.
 """
 
+import collections
 import pickle
 
 
@@ -65,3 +66,33 @@ def unsafe_name(where, qualname, note="", *, scripted=False, path=None, record=N
         path=path,
         record=record,
     )
+
+
+_CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
+
+
+def short(value, limit=60):
+    """A repr that ends soon, whatever the value holds.
+
+    That of a container may have 2**depth characters, where members are shared; so may that of an object with attributes.
+    """
+    kind = type(value).__name__
+    if isinstance(value, _CONTAINERS):
+        if len(value) > 3:
+            return f"<{kind} of {len(value)}>"
+        inner = ", ".join(
+            type(v).__name__ for v in (value.values() if isinstance(value, dict) else value)
+        )
+        return f"<{kind} of {inner or 'nothing'}>"
+    if isinstance(value, (str, bytes, bytearray)):
+        value = value[:limit]
+    elif (
+        isinstance(value, int) and value.bit_length() > 1000
+    ):  # Python refuses to write very long ones
+        return f"<int of {value.bit_length()} bits>"
+    elif hasattr(value, "__array_interface__") or (
+        hasattr(value, "__dict__") and not isinstance(value, type)
+    ):
+        return f"<{kind}>"
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."

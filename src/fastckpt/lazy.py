@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ._spec import TensorSpec
+from ._spec import Leaf, TensorSpec
 from .dtypes import CODE_BY_NAME, DTYPES, QUANTIZED, numpy_dtype
 from .errors import UnsupportedError
 from .materialize import fill
-from .memory import allocate
 from .nodes import TensorNode
 from .numpy_bridge import strided, strided_values
 from .plan import View, index_view, root_of, runs_of
@@ -80,7 +79,7 @@ def dtype_of(leaf):
     return dtype_of(found) if isinstance(found, (TensorSpec, TensorNode)) else found
 
 
-class LazyTensor:
+class LazyTensor(Leaf):
     """A tensor of an open checkpoint. Its shape and dtype are known, its values are read when asked for.
 
     ``t[...]`` takes ints, slices and an ellipsis, and reads the bytes of that part alone (not verified: a checksum
@@ -89,11 +88,13 @@ class LazyTensor:
     "sparse_coo" ...), ``storage`` (key and nbytes of the storage it lies in).
     """
 
-    __slots__ = ("_checkpoint", "leaf", "spec")
+    __slots__ = ()
 
-    def __init__(self, checkpoint, leaf):
-        self._checkpoint, self.leaf = checkpoint, leaf
-        self.spec = leaf if type(leaf) is TensorSpec else plain_spec(leaf)
+    @property
+    def spec(self) -> TensorSpec | None:
+        """The TensorSpec whose values it has, None for other layouts."""
+        leaf = self.leaf
+        return leaf if type(leaf) is TensorSpec else plain_spec(leaf)
 
     def __eq__(self, other: object) -> bool:
         """Two are equal that stand for one tensor of one open checkpoint; values are not compared."""
@@ -119,9 +120,9 @@ class LazyTensor:
             return "strided"
         return self.leaf.args[0] if self.leaf.kind == "sparse_compressed" else self.leaf.kind
 
-    @property
-    def shape(self) -> tuple[int, ...] | None:
-        return self.spec.shape if self.spec is not None else shape_of(core_of(self.leaf))
+    def _other_shape(self):
+        """Its sizes, where it is no TensorSpec."""
+        return shape_of(core_of(self.leaf))
 
     @property
     def dtype(self) -> str | None:
@@ -268,11 +269,12 @@ class LazyTensor:
             or self._checkpoint.swapped
             or record.method[row] != STORED
             or storage.offset % spec.itemsize
+            or self._checkpoint.maps(row, spec)
         ):
             return self._checkpoint.whole_storage(spec.storage), view.offset, view.stride
         offsets = record.offset[row] + (base + runs.starts) * spec.itemsize
         part = Records([record.names[row]] * len(offsets), offsets, np.full(len(offsets), span))
-        memory = allocate([span * len(offsets)])
+        memory = self._checkpoint.allocate([span * len(offsets)])
         addresses = memory.address[0] + span * np.arange(len(offsets), dtype=np.int64)
         options = {"verify": False, "threads": self._checkpoint.threads}
         fill(contents.source, part, np.arange(len(offsets)), addresses, **options)

@@ -12,6 +12,8 @@ class Limits:
         2**200 of them in 600 bytes.
     key_depth: how deep tuples may nest in one key (hashing recurses on the C stack).
     object_depth: how deep objects may nest through constructor arguments (lists, dicts and tuples may nest without limit).
+    scan_events: how many names and questionable calls a scan of one file lists before it gives up, and how many harmless calls
+        before it only counts them.
     int_digits: decimal digits of an int in a text pickle (turning digits into an int takes quadratic time).
     """
 
@@ -19,3 +21,4 @@ class Limits:
     key_depth: int = 500
     object_depth: int = 300
     int_digits: int = 4300
+    scan_events: int = 100_000

@@ -12,6 +12,7 @@ from ._tree import substitute
 from .contents import open_contents
 from .errors import FormatError, unsafe_name
 from .limits import Limits
+from .memory import allocate
 from .plan import root_of, roots_of
 from .progress import check as check_progress
 from .progress import reporting
@@ -22,7 +23,7 @@ from .source import open_source
 if TYPE_CHECKING:
     import torch
 
-    from ._annotations import CheckpointFile, Framework, Keys, MapLocation, Progress, Unknown
+    from ._annotations import CheckpointFile, Framework, Keys, MapLocation, Mmap, Progress, Unknown
 
 FRAMEWORKS = ("torch", "numpy")
 
@@ -33,7 +34,7 @@ def load(
     pickle_module: Any = None,
     *,
     weights_only: bool | None = None,
-    mmap: bool | None = None,
+    mmap: Mmap = None,
     encoding: str = "utf-8",
     errors: str = "strict",
     fix_imports: bool = True,
@@ -41,6 +42,7 @@ def load(
     threads: int | None = None,
     keys: Keys | None = None,
     framework: Framework = "torch",
+    pin_memory: bool = False,
     unknown: Unknown = "error",
     progress: Progress | None = None,
     limits: Limits | None = None,
@@ -55,8 +57,8 @@ def load(
         tensor whose device is not here on the CPU, with one warning.
     weights_only: None means True. False hands the pickle to Python's own unpickler: THE FILE CAN THEN RUN ANY CODE.
     pickle_module: with weights_only=False, whose Unpickler to use.
-    mmap: map the file (copy on write) instead of reading it. Nothing is verified then, and a file that somebody
-        truncates while it is mapped ends the process.
+    mmap: map the file (copy on write) instead of reading it; "willneed" also has the system read it ahead. Nothing is
+        verified then, and a file that somebody truncates while it is mapped ends the process.
     encoding, errors: of Python 2 strings; encoding="bytes" keeps them as bytes.
     fix_imports: with weights_only=False, whether names of Python 2 modules are taken for those of today.
     verify: compare the CRC-32 of every record that is read whole.
@@ -65,6 +67,7 @@ def load(
         containers around them stay.
     framework: "torch", or "numpy" for arrays without torch. bfloat16 and float8 come through ml_dtypes where that is installed,
         else as their bits in uint16 and uint8.
+    pin_memory: read into page-locked memory of torch's, from which an accelerator copies fast and on its own.
     unknown: "error", or "opaque" for inert stand-ins of objects of unknown classes (see Opaque).
     progress: True for a bar (tqdm's), or a callable(bytes done, bytes in all, name of the file).
     limits: a Limits.
@@ -72,12 +75,14 @@ def load(
 
     Returns the object: tensors share storages, and have strides and storage sizes, as in the file.
     Raises FormatError (with what the file looks like instead), ChecksumError, UnsupportedError, UnsafePickleError,
-    LimitError, all ValueErrors; OSError; TypeError and ValueError for arguments that cannot be honoured.
+    LimitError, all ValueErrors; OSError; TypeError and ValueError for arguments that cannot be honoured, RuntimeError
+    for pin_memory without an accelerator.
     Source: github.com/pytorch/pytorch, torch/serialization.py, for the meaning of torch's own arguments.
     """
     weights_only = only_weights(weights_only)
     check_options(framework, unknown, weights_only, pickle_module, map_location)
     check_types(progress, limits)
+    allocate = allocator(pin_memory, framework, mmap)
     source = open_source(f, offset, nbytes)
     try:
         map_file = wants_mapping(mmap, source)
@@ -90,7 +95,13 @@ def load(
             tolerant=not weights_only,
         )
         with reporting(progress, source.name) as tell:
-            options = {"verify": verify, "threads": threads, "map_file": map_file, "progress": tell}
+            options = {
+                "verify": verify,
+                "threads": threads,
+                "map_file": map_file,
+                "allocate": allocate,
+                "progress": tell,
+            }
             reader = Reader(contents, framework, unknown, map_location, **options)
             if weights_only:
                 result = reader.load(keys, limits or Limits())
@@ -319,13 +330,27 @@ def check_types(progress, limits):
         raise TypeError(f"limits={limits!r}: a Limits is expected")
 
 
+def allocator(pin_memory, framework, mmap):
+    """What gives memory for storages."""
+    if not pin_memory:
+        return allocate
+    if framework != "torch" or mmap:
+        raise TypeError("pin_memory=True is for torch tensors that are read: no mmap, no NumPy")
+    require_torch()
+    from .pinned import allocate_pinned
+
+    return allocate_pinned
+
+
 def wants_mapping(mmap, source):
-    """Whether to map the file: what the caller says, else what torch is set to."""
+    """Whether to map the file: what the caller says (True, False, "willneed"), else what torch is set to."""
+    if isinstance(mmap, str) and mmap != "willneed":
+        raise ValueError(f'mmap={mmap!r} is invalid (expected one of: True, False, "willneed")')
     if mmap is None:
         config = sys.modules.get("torch.utils.serialization.config")
         mmap = bool(getattr(getattr(config, "load", None), "mmap", False)) and source.fd >= 0
     if mmap and source.fd < 0:
         raise ValueError(
-            f"{source.name}: mmap=True needs a file that has a descriptor; pass its path"
+            f"{source.name}: mmap={mmap!r} needs a file that has a descriptor; pass its path"
         )
-    return bool(mmap)
+    return mmap if mmap == "willneed" else bool(mmap)

@@ -31,8 +31,10 @@ def fill(source, records, rows, addresses, *, verify=True, threads=None, progres
     return _check(source, records, fill.rows, crc) if verify else 0
 
 
-def read_storages(source, records, rows, *, verify=True, threads=None, progress=None):
-    """Read records into fresh memory, and return their Allocation and how many were verified."""
+def read_storages(
+    source, records, rows, *, verify=True, threads=None, allocate=allocate, progress=None
+):
+    """Read records into fresh memory of ``allocate``, and return their Allocation and how many were verified."""
     rows = np.asarray(rows, dtype=np.int64)
     # Inflated sizes are claims: no memory is taken for one that its stored bytes cannot hold.
     _check_sizes(source, records, rows)

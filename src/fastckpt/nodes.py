@@ -9,7 +9,7 @@ import enum
 
 from ._spec import TensorSpec
 from .dtypes import DTYPES, UINT8
-from .errors import CheckpointError, FormatError, LimitError
+from .errors import CheckpointError, FormatError, LimitError, short
 
 
 class _Missing(enum.Enum):
@@ -206,11 +206,25 @@ class Opaque(Node):
     Attributes: ``qualname`` (module and name of the class or function, as the file spells it), ``args`` and ``kwargs`` of its
     constructor (args is None where the file names the class itself), ``state`` (MISSING if it has none), ``items`` and ``pairs``
     (what would be appended to it or set in it). Tensors among them are real tensors after ``load``.
+
+    What a symbolic pickle needs to be written again: ``callee`` (the Global or Opaque that is called) and ``opcode`` (the one
+    that calls it, or that refers to what has no name: EXT1, BINPERSID, STACK_GLOBAL of computed strings), whose ``args`` are
+    whatever the pickle has there, nearly always a tuple. Pickles fill an object in one order: items, pairs, one state. What
+    comes out of that order is in ``later``, as (opcode, state or items or flat pairs).
     """
 
-    __slots__ = ("items", "kwargs", "new", "pairs", "qualname")
+    __slots__ = ("callee", "items", "kwargs", "later", "new", "opcode", "pairs", "qualname")
 
-    def __init__(self, qualname, args=None, kwargs=None, state=MISSING, new=False):
+    def __init__(
+        self,
+        qualname,
+        args=None,
+        kwargs=None,
+        state=MISSING,
+        new=False,
+        callee=None,
+        opcode=None,
+    ):
         super().__init__(args)
         self.qualname = qualname
         self.kwargs = kwargs or {}
@@ -218,6 +232,8 @@ class Opaque(Node):
         self.items = []
         self.pairs = {}
         self.new = new  # made by cls.__new__(cls, *args), not by a call
+        self.callee, self.opcode = callee, opcode
+        self.later = ()  # a list where there is any
 
     def __repr__(self):
         args = "" if self.args is None else f", args={short(self.args)}"
@@ -235,19 +251,6 @@ class Opaque(Node):
             obj[key] = value
         if self.state is not MISSING:
             bridge.set_state(self, obj, self.state)
-
-
-def short(value, limit=60):
-    """A repr that ends soon, whatever the value holds."""
-    if isinstance(value, (list, tuple, dict, set, frozenset)) and len(value) > 3:
-        return f"<{type(value).__name__} of {len(value)}>"
-    if isinstance(value, (list, tuple, dict, set, frozenset)):
-        inner = ", ".join(
-            type(v).__name__ for v in (value.values() if isinstance(value, dict) else value)
-        )
-        return f"<{type(value).__name__} of {inner or 'nothing'}>"
-    text = repr(value)
-    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def duplicate(value):

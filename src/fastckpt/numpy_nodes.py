@@ -28,13 +28,13 @@ class DtypeNode(Node):
     def set_state(self, machine, state):
         if not isinstance(state, tuple) or not 5 <= len(state) <= 9:
             raise FormatError(
-                f"a numpy dtype's state is {state!r:.80}; a tuple of eight is expected"
+                f"a numpy dtype's state is {short(state)}; a tuple of eight is expected"
             )
         _, order, base, names, fields = state[:5]
         order = text(order) if order is not None else "|"
         if order not in ("<", ">", "=", "|"):
             raise FormatError(
-                f"a numpy dtype's byte order is {order!r:.20}; one of '<>=|' is expected"
+                f"a numpy dtype's byte order is {short(order)}; one of '<>=|' is expected"
             )
         if base is not None:
             inner, shape = base
@@ -97,7 +97,7 @@ def datetime_unit(metadata):
     unit = text(unit)
     if unit not in DATETIME_UNITS or type(numerator) is not int or not 0 < numerator < 2**31:
         raise FormatError(
-            f"a numpy datetime unit is {metadata!r:.80}; like ({{}}, (b'ns', 1, 1, 1)) is expected"
+            f"a numpy datetime unit is {short(metadata)}; like ({{}}, (b'ns', 1, 1, 1)) is expected"
         )
     return unit, numerator
 
@@ -127,7 +127,7 @@ def make_dtype(machine, args):
         return Opaque("numpy.dtype", args)
     if not isinstance(kind, str) or not PLAIN_TYPE.fullmatch(kind):
         raise FormatError(
-            f"a numpy dtype is called {kind!r:.80}; a type string like 'f4' is expected"
+            f"a numpy dtype is called {short(kind)}; a type string like 'f4' is expected"
         )
     return DtypeNode(np.dtype(kind))
 
@@ -179,7 +179,7 @@ class ArrayNode(Node):
     def set_state(self, machine, state):
         if not isinstance(state, tuple) or len(state) not in (4, 5):
             raise FormatError(
-                f"a numpy array's state is {state!r:.80}; (version, shape, dtype, order, data) is expected"
+                f"a numpy array's state is {short(state)}; (version, shape, dtype, order, data) is expected"
             )
         shape, dtype, fortran, data = state[-4:]
         if isinstance(dtype, Opaque):
@@ -242,7 +242,7 @@ def frombuffer(machine, args):
     transposed = order == "K" and isinstance(axes, tuple) and len(axes) == len(shape_of(shape))
     if dtype.hasobject or not (transposed or order in ("C", "F")):
         raise FormatError(
-            f"a numpy array of {dtype} in order {order!r:.20} cannot be made from bytes"
+            f"a numpy array of {dtype} in order {short(order)} cannot be made from bytes"
         )
     array = make_array(machine, data, dtype, shape, "C" if transposed else order)
     return array.transpose(axes) if transposed else array

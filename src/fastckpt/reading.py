@@ -9,6 +9,7 @@ from ._memory import map_file
 from ._plan import largest_items
 from .contents import storage_rows
 from .materialize import read_storages
+from .memory import allocate
 from .plan import roots_of, swap_units, with_bytes
 from .records import STORED
 
@@ -52,11 +53,20 @@ class Places:
 
 
 def place_storages(
-    contents, storages, tensors, *, verify=True, threads=None, map_file=False, progress=None
+    contents,
+    storages,
+    tensors,
+    *,
+    verify=True,
+    threads=None,
+    map_file=False,
+    allocate=allocate,
+    progress=None,
 ):
     """Bring storages into memory; ``tensors`` (all that look at them) say how their bytes swap. Returns Places.
 
-    Raises FormatError, ChecksumError, UnsupportedError and OSError.
+    ``map_file`` maps what can be used where it lies ("willneed": and has the system read it ahead), ``allocate`` gives
+    the memory for the rest. Raises FormatError, ChecksumError, UnsupportedError and OSError.
     """
     places = Places(len(contents.unpickled.storages))
     wanted = with_bytes(roots_of(storages))
@@ -64,9 +74,17 @@ def place_storages(
     swapped = contents.byteorder != sys.byteorder
     units = swap_units(wanted, tensors) if swapped else {}
     if map_file:
-        wanted, rows = map_storages(contents, wanted, rows, tensors, swapped, places)
+        wanted, rows = map_storages(
+            contents, wanted, rows, tensors, swapped, places, map_file == "willneed"
+        )
     allocation, places.verified = read_storages(
-        contents.source, contents.records, rows, verify=verify, threads=threads, progress=progress
+        contents.source,
+        contents.records,
+        rows,
+        verify=verify,
+        threads=threads,
+        allocate=allocate,
+        progress=progress,
     )
     places.read = len(rows)
     indices = [spec.index for spec in wanted]
@@ -87,11 +105,8 @@ def swap(owner, nbytes, unit):
     np.frombuffer(owner, dtype=f"u{unit}", count=nbytes // unit).byteswap(inplace=True)
 
 
-def map_storages(contents, wanted, rows, tensors, swapped, places):
-    """Give storages their place in a private mapping of the file; returns those that must be read instead.
-
-    What is deflated, swapped or not aligned to the items of a tensor in it cannot be used where it lies.
-    """
+def map_storages(contents, wanted, rows, tensors, swapped, places, read_ahead=False):
+    """Give storages their place in a private mapping of the file; returns those that must be read instead."""
     source, records = contents.source, contents.records
     if source.fd < 0 or not source.nbytes:
         return wanted, rows
@@ -102,9 +117,17 @@ def map_storages(contents, wanted, rows, tensors, swapped, places):
     itemsize = np.ones(len(places.owners), dtype=np.int64)
     largest_items(wanted, tensors, itemsize)
     indices = np.array([spec.index for spec in wanted], dtype=np.int64)
-    offset = source.base + records.offset[rows]
-    fit = (records.method[rows] == STORED) & (offset % itemsize[indices] == 0)
-    if swapped:
-        fit &= itemsize[indices] == 1
-    places.map(mapping, address, indices[fit], offset[fit])
+    fit = usable_in_place(contents, rows, itemsize[indices], swapped)
+    offset = source.base + records.offset[rows[fit]]
+    if read_ahead and len(offset):
+        mapping.will_need(int(offset.min()), int((offset + records.nbytes[rows[fit]]).max()))
+    places.map(mapping, address, indices[fit], offset)
     return [wanted[i] for i in np.flatnonzero(~fit)], rows[~fit]
+
+
+def usable_in_place(contents, rows, itemsize, swapped):
+    """Which records hold numbers as a tensor wants them: not deflated, aligned to the items, in this machine's order."""
+    source, records = contents.source, contents.records
+    offset = source.base + records.offset[rows]
+    fit = (records.method[rows] == STORED) & (offset % itemsize == 0)
+    return fit & (itemsize == 1) if swapped else fit

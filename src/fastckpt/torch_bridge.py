@@ -12,7 +12,7 @@ import torch
 from . import workers
 from ._tensors import make_tensors
 from .dtypes import DTYPES, QUANTIZED
-from .errors import FormatError, UnsafePickleError, UnsupportedError, unsafe_name
+from .errors import FormatError, UnsafePickleError, UnsupportedError, short, unsafe_name
 from .nodes import MISSING, Opaque, TensorNode, TorchName
 
 # torch refuses these even where a user allows them.
@@ -420,7 +420,7 @@ class TorchBridge:
             )
         if not (isinstance(cls, type) and issubclass(cls, torch.Tensor)):
             raise FormatError(
-                f"{self.where}a tensor of type {cls!r:.80}; a subclass of torch.Tensor is expected"
+                f"{self.where}a tensor of type {short(cls)}; a subclass of torch.Tensor is expected"
             )
         return tensor if type(tensor) is cls else tensor.as_subclass(cls)
 

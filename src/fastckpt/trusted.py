@@ -10,7 +10,7 @@ import pickle
 import torch
 
 from .dtypes import CODE_BY_STORAGE, UINT8
-from .errors import FormatError, UnsupportedError
+from .errors import FormatError, UnsupportedError, short
 from .torch_bridge import torch_dtype
 
 RENAMED_MODULES = {"torch.tensor": "torch._tensor"}  # torch 1.7 wrote the first
@@ -82,7 +82,7 @@ def unpickle_trusted(reader, keys, pickle_module, map_location, **options):
                 return storage(pid)
             if pid[0] in ("module", b"module"):
                 return pid[1]
-            raise FormatError(f"{contents.source.name}: a persistent id is {pid!r:.80}")
+            raise FormatError(f"{contents.source.name}: a persistent id is {short(pid)}")
 
     with mapped_as(map_location):
         return Unpickler(io.BytesIO(contents.pickle_bytes()), **options).load()

@@ -107,7 +107,8 @@ def _add(source, members, name, kind, offset, nbytes):
         name = name[2:].lstrip("/")
     if name not in MEMBERS:
         if kind in FILE_TYPES and not name.endswith("/"):
-            members.setdefault(name, (offset, nbytes))
+            name = f"{name} at byte {offset}" if name in members else name
+            members[name] = offset, nbytes
         return
     if kind not in FILE_TYPES:
         raise UnsupportedError(

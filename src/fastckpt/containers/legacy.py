@@ -11,7 +11,7 @@ import numpy as np
 from .. import _legacy
 from .._unpickler import PIDS_LEGACY
 from ..dtypes import DTYPES
-from ..errors import FormatError, UnsupportedError
+from ..errors import FormatError, UnsupportedError, short
 from ..records import Records
 from .stream import PickleStream
 
@@ -35,10 +35,10 @@ class LegacyContainer:
         self.source = source
         stream = self.stream = PickleStream(source, 0, source.nbytes, **options)
         if (magic := stream.pickle("magic number").obj) != MAGIC:
-            raise stream.error(f"the magic number is {magic!r:.40}, {MAGIC:#x} is expected")
+            raise stream.error(f"the magic number is {short(magic)}, {MAGIC:#x} is expected")
         if (version := stream.pickle("protocol version").obj) != PROTOCOL:
             raise stream.error(
-                f"the protocol version is {version!r:.40}, {PROTOCOL} is known; a newer release may read it",
+                f"the protocol version is {short(version)}, {PROTOCOL} is known; a newer release may read it",
                 UnsupportedError,
             )
         stream.pickle("system info")
@@ -54,9 +54,9 @@ class LegacyContainer:
         stream = self.stream
         if not isinstance(keys, list) or not all(type(key) in (str, int, bytes) for key in keys):
             raise stream.error(
-                f"the list of storage keys is {keys!r:.80}; a list of strings is expected"
+                f"the list of storage keys is {short(keys)}; a list of strings is expected"
             )
-        keys = [key.decode("latin-1") if isinstance(key, bytes) else str(key) for key in keys]
+        keys = [key_text(key) for key in keys]
         specs = {spec.key: spec for spec in self.unpickled.storages if spec.root is None}
         if len(set(keys)) != len(keys):
             twice = collections.Counter(keys).most_common(1)[0][0]
@@ -128,3 +128,10 @@ class LegacyContainer:
 
 def source_left(stream, offset):
     return stream.source.nbytes - offset
+
+
+def key_text(key):
+    """A storage key as text; old files have ints and bytes."""
+    if isinstance(key, int):
+        return short(key, 400)  # of any size
+    return key.decode("latin-1") if isinstance(key, bytes) else key

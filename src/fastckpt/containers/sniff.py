@@ -28,11 +28,7 @@ def kind(source):
     checkpoint is left to the reader of its kind.
     """
     head = bytes(source.read(0, min(source.nbytes, HEAD_NBYTES)))
-    if (
-        head.startswith((LOCAL_HEADER, EMPTY_ARCHIVE))
-        or head.startswith(SPLIT_MARKERS)
-        and head[4:8] == LOCAL_HEADER
-    ):
+    if is_archive(head):
         return ZIP
     if first_integer(head) == MAGIC:
         return LEGACY
@@ -43,6 +39,13 @@ def kind(source):
         return ZIP
     problem = problem or unknown(head, source)
     raise FormatError(f"{source.name}: {problem}", path=source.name, offset=0)
+
+
+def is_archive(head):
+    """Tell whether a ZIP archive begins here."""
+    return head.startswith((LOCAL_HEADER, EMPTY_ARCHIVE)) or (
+        head.startswith(SPLIT_MARKERS) and head[4:8] == LOCAL_HEADER
+    )
 
 
 def first_integer(head):

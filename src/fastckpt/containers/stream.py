@@ -7,10 +7,15 @@ FIRST_WINDOW = 1 << 12  # bytes; most pickles of such files are shorter
 
 
 class PickleStream:
-    """Reads pickles and integers of ``source`` between ``offset`` (which moves on) and ``end``."""
+    """Reads pickles and integers of ``source`` between ``offset`` (which moves on) and ``end``.
 
-    def __init__(self, source, offset, end, **options):
+    ``watch(what, offset)`` is called at each attempt at a pickle; it gives the ``observe`` of unpickle, whose ``finish`` is
+    called with the Unpickled.
+    """
+
+    def __init__(self, source, offset, end, watch=None, **options):
         self.source, self.offset, self.end, self.options = source, offset, end, options
+        self.watch = watch
         self.unknown = []  # names that are not known to be plain data, in any of the pickles
 
     def pickle(self, what, window=FIRST_WINDOW, **options):
@@ -18,6 +23,8 @@ class PickleStream:
         where = f"{self.source.name}: {what}"
         left = self.end - self.offset
         while True:
+            if self.watch:
+                options["observe"] = self.watch(what, self.offset)
             try:
                 # Let go at once: an error that somebody keeps must not keep the caller's buffer from changing its size.
                 with memoryview(self.peek(min(window, left))) as data:
@@ -35,6 +42,8 @@ class PickleStream:
             else:
                 self.offset += result.end
                 self.unknown += result.unknown
+                if self.watch:
+                    options["observe"].finish(result)
                 return result
 
     def peek(self, nbytes):

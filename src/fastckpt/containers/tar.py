@@ -6,7 +6,7 @@ Storages and tensors have numbers of their own, and the object's pickle refers t
 from .._spec import Global, storage_spec, tensor_spec
 from .._unpickler import PIDS_TAR
 from ..dtypes import DTYPES
-from ..errors import FormatError
+from ..errors import FormatError, short
 from ..records import Records
 from ._tar_members import checkpoint_members
 from .stream import PickleStream
@@ -41,7 +41,7 @@ class TarContainer:
     def _count(self, stream, what):
         count = stream.pickle(f"number of {what}").obj
         if type(count) is not int or count < 0:
-            raise stream.error(f"the number of {what} is {count!r:.40}")
+            raise stream.error(f"the number of {what} is {short(count)}")
         return count
 
     def _read_storages(self, stream):
@@ -49,15 +49,17 @@ class TarContainer:
             described = stream.pickle("storage").obj
             if not isinstance(described, tuple) or len(described) != 3:
                 raise stream.error(
-                    f"a storage is described by {described!r:.80}; (key, location, class) is expected (the layouts of "
+                    f"a storage is described by {short(described)}; (key, location, class) is expected (the layouts of "
                     f"2016's alpha releases are not known to any release)"
                 )
             key, location, cls = described
             if type(key) is not int or not isinstance(cls, Global) or cls.storage_dtype < 0:
                 raise stream.error(
-                    f"a storage is described by {described!r:.80}; (key, location, class) is expected"
+                    f"a storage is described by {short(described)}; (key, location, class) is expected"
                 )
-            location = location.decode("latin-1") if isinstance(location, bytes) else str(location)
+            if isinstance(location, bytes):
+                location = location.decode("latin-1")
+            location = location if isinstance(location, str) else short(location)
             count, itemsize = stream.int64("element count"), DTYPES[cls.storage_dtype].itemsize
             if not 0 <= count <= (stream.end - stream.offset) // itemsize:
                 raise stream.cut_short(f"storage {key} of {count} elements", count * itemsize)
@@ -80,7 +82,7 @@ class TarContainer:
         """Slices of storages that are storages of their own: (key, key of the root, offset, count) in elements."""
         views = stream.pickle("list of storage views").obj
         if not isinstance(views, list):
-            raise stream.error(f"the list of storage views is {views!r:.80}")
+            raise stream.error(f"the list of storage views is {short(views)}")
         for view in views:
             if (
                 not isinstance(view, tuple)
@@ -88,7 +90,7 @@ class TarContainer:
                 or any(type(n) is not int for n in view)
             ):
                 raise stream.error(
-                    f"a storage view is {view!r:.80}; (key, root, offset, count) is expected"
+                    f"a storage view is {short(view)}; (key, root, offset, count) is expected"
                 )
             key, root_key, offset, count = view
             if root_key not in self.objects or key in self.objects:
@@ -113,7 +115,7 @@ class TarContainer:
             described = stream.pickle("tensor").obj
             if not isinstance(described, tuple) or len(described) != 3:
                 raise stream.error(
-                    f"a tensor is described by {described!r:.80}; (key, storage, class) is expected"
+                    f"a tensor is described by {short(described)}; (key, storage, class) is expected"
                 )
             key, storage_key, _ = described
             ndim = int.from_bytes(stream.take(8, "number of dimensions")[:4], "little", signed=True)
@@ -126,7 +128,7 @@ class TarContainer:
             numbers = type(key) is int and type(storage_key) is int
             if not numbers or key in self.objects or storage_key not in self.objects:
                 raise stream.error(
-                    f"tensor {key!r:.40} of storage {storage_key!r:.40}: no such storage, or a key that is taken"
+                    f"tensor {short(key)} of storage {short(storage_key)}: no such storage, or a key that is taken"
                 )
             ref = self.objects[storage_key]
             if not hasattr(ref, "storage") or hasattr(ref, "shape"):

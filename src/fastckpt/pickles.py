@@ -1,0 +1,340 @@
+"""Every pickle in a source, whoever would read it: those of a checkpoint, and those that stand beside, before and behind.
+
+Each is executed by the data-only machine in its symbolic mode, which tells an observer what it says. Nothing is refused:
+where one thing cannot be read, the next one is.
+"""
+
+import zlib
+
+import numpy as np
+
+from . import _zip
+from .containers import sniff
+from .containers._tar_members import NEEDED, tar_members
+from .containers._zip_end import CENTRAL_NBYTES, find_end
+from .containers.legacy import LegacyContainer
+from .containers.stream import PickleStream
+from .containers.tar import TarContainer
+from .containers.zip import (
+    DIRECTORY_PROBLEMS,
+    MOST_INFLATION,
+    PICKLE,
+    STORAGE_FOLDERS,
+    RecordNames,
+    inflate,
+)
+from .errors import CheckpointError, FormatError
+from .records import DEFLATED, STORED
+from .source import MemorySource
+
+PICKLE_SUFFIXES = (".pkl", ".pickle", ".pck", ".pcl", ".dill", ".joblib", "_pkl")
+TAR_PICKLES = ("sys_info", *NEEDED)
+RAW_FOLDERS = (*STORAGE_FOLDERS, "constants/")
+NPY_MAGIC = b"\x93NUMPY"
+LOCAL_NBYTES, MOST_EXTRA_NBYTES, ENCRYPTED = 30, 0xFFFF, 1
+HEAD_NBYTES = 1024
+MOST_NESTING = 4  # archives in archives
+MOST_ARCHIVES = 8  # in one file
+MOST_PICKLES = 10_000  # one behind the other
+FIRST_WINDOW = SPARE_NBYTES = 1 << 20
+
+
+class PickleWalk:
+    """Finds the pickles of ``source`` and shows them to an Observer. ``path`` names the records that lead to an archive in an
+    archive; ``in_file`` tells whether offsets in the source are those of the file itself.
+    """
+
+    def __init__(self, observer, source, limits, *, path=(), in_file=True, budget=None):
+        self.observer, self.top, self.limits = observer, source, limits
+        self.path, self.in_file = path, in_file
+        # Entries of an archive may all mean the same bytes, and inflate a thousandfold, and again inside.
+        self.budget = budget or {
+            "read": 4 * source.nbytes + SPARE_NBYTES,
+            "inflate": MOST_INFLATION * source.nbytes + SPARE_NBYTES,
+        }
+        self.options = {"limits": limits, "symbolic": True}
+
+    def run(self):
+        """Look at everything; what kind of file it is. Raises FormatError where there is no pickle in it."""
+        source = self.top
+        try:
+            kind = sniff.kind(source)
+        except FormatError:
+            if sniff.ends_in_archive(source):  # behind something that begins like another format
+                self.zip()
+                return sniff.ZIP
+            if self.pickles(source, 0, source.nbytes, None):
+                return "pickle"
+            raise
+        {sniff.ZIP: self.zip, sniff.LEGACY: self.legacy, sniff.TAR: self.tar}[kind]()
+        return kind
+
+    def named(self, record):
+        return ": ".join([*self.path, record] if record else self.path) or None
+
+    def begin(self, record, in_file=True):
+        """The ``watch`` of a PickleStream."""
+        known, name = in_file and self.in_file, self.named(record)
+        return lambda what, offset: self.observer.begin(name, what, offset, known)
+
+    def damage(self, error, record=None):
+        self.observer.damage(error, self.named(record), self.in_file)
+
+    # -- pickles that stand one behind the other
+
+    def pickles(self, source, offset, end, record, *, certain=False):
+        """Execute what is a pickle, and those behind it, up to ``end``; how many. Bytes that look like none are only noted.
+
+        Those that name something or are marked by their protocol and end with STOP are; with ``certain`` the first is one anyway.
+        """
+        in_file = source is self.top
+        stream = PickleStream(
+            source, offset, end, watch=self.begin(record, in_file), **self.options
+        )
+        count = 0
+        while stream.offset < end:
+            at, error = stream.offset, None
+            head = source.read(at, min(2, end - at))
+            try:
+                if count:
+                    stream.pickle(f"pickle {count + 1}")
+                else:
+                    stream.pickle("pickle", FIRST_WINDOW)
+            except CheckpointError as caught:
+                error = caught
+            is_one = certain and not count or is_marked(head) and error is None
+            if not is_one and not self.observer.last().telling:
+                self.observer.forget()
+                stream.offset = at
+                break
+            count += 1
+            if error:
+                self.damage(error, record)
+                return count
+            if count == MOST_PICKLES:
+                self.damage(f"there are more than {count} pickles one behind the other", record)
+                return count
+        if count and stream.offset < end:
+            self.trailing(record, stream.offset, end, in_file)
+        return count
+
+    def behind(self, offset, end, record=None):
+        """Look at bytes of the file that nothing accounts for."""
+        if offset < end and not self.pickles(self.top, offset, end, record):
+            self.trailing(record, offset, end, True)
+
+    def trailing(self, record, offset, end, in_file):
+        known = in_file and self.in_file
+        self.observer.trailing(self.named(record), offset if known else None, end - offset)
+
+    # -- the older containers
+
+    def legacy(self):
+        """The five pickles of a legacy stream; where it stops being one, whatever pickles follow."""
+        try:
+            end = LegacyContainer(self.top, watch=self.begin(None), **self.options).end
+        except CheckpointError as error:
+            self.damage(error)
+            last = self.observer.last()
+            if not last.nbytes:
+                return
+            end = last.at + last.nbytes
+        self.behind(end, self.top.nbytes)
+
+    def tar(self):
+        """The members of a tar: those of a checkpoint, and all others. A pickle may look like a tar, too."""
+        self.pickles(self.top, 0, self.top.nbytes, None)
+        try:
+            members = tar_members(self.top)
+        except CheckpointError as error:
+            self.damage(error)
+            return
+        done = set()
+        if all(name in members for name in NEEDED):
+            done = self._tar_checkpoint(members)
+        for name, (offset, nbytes) in members.items():
+            if name not in done:
+                self.record(self.top, name, offset, nbytes, certain=name in TAR_PICKLES)
+
+    def _tar_checkpoint(self, members):
+        """Read the members of a checkpoint as torch does; which were begun."""
+        begun = set()
+
+        def begin(what, offset):
+            name = next(n for n in NEEDED if 0 <= offset - members[n][0] <= members[n][1])
+            begun.add(name)
+            return self.begin(name)(what, offset)
+
+        try:
+            container = TarContainer(self.top, watch=begin, **self.options)
+        except CheckpointError as error:
+            self.damage(error)
+        else:
+            offset, nbytes = members["pickle"]
+            self.behind(offset + container.unpickled.end, offset + nbytes, "pickle")
+        return begun
+
+    # -- ZIP
+
+    def zip(self):
+        """The records of an archive, of each directory that there is, and what stands around it."""
+        source = self.top
+        try:
+            end, others, tail = find_end(source)
+        except CheckpointError as error:
+            self.damage(error)
+            if not sniff.is_archive(source.read(0, min(8, source.nbytes))):
+                self.pickles(source, 0, source.nbytes, None)
+            return
+        if len(others) >= MOST_ARCHIVES:
+            self.damage(f"there are {len(others) + 1} ZIP end records, each with a directory")
+        first, seen, own = end.directory, set(), np.zeros((_zip.COLUMNS, 0), dtype=np.int64)
+        for archive in (end, *others[: MOST_ARCHIVES - 1]):
+            if lies_inside(archive, own):
+                continue  # an archive that is a record, and looked at as one
+            directory = tail.bytes(archive.directory, archive.nbytes)
+            columns = self._directory(directory, archive)
+            own = columns if archive is end else own
+            names = list(RecordNames(directory, columns, 0))
+            folders = raw_folders(names)
+            for name, entry in zip(names, columns.T.tolist(), strict=True):
+                first = min(first, entry[_zip.HEADER])
+                if (name, entry[_zip.HEADER]) not in seen and not name.endswith("/"):
+                    seen.add((name, entry[_zip.HEADER]))
+                    if name.lower().endswith(PICKLE_SUFFIXES) or not name.startswith(folders):
+                        self._entry(name, entry)
+        if not sniff.is_archive(source.read(0, min(8, source.nbytes))):
+            self.behind(0, first)
+        self.behind(end.end, source.nbytes)
+
+    def _directory(self, directory, end):
+        """The columns of all entries up to the first that makes no sense."""
+        room = end.nbytes // CENTRAL_NBYTES
+        columns = np.zeros((_zip.COLUMNS, room), dtype=np.int64)
+        status, count, at = _zip.read_directory(directory, columns, room, end.directory, end.bias)
+        if status == _zip.OK:
+            count = room
+        elif at < end.nbytes:
+            self.damage(
+                f"ZIP directory entry {count} at byte {end.directory + at}: {DIRECTORY_PROBLEMS[status]}; the file is damaged"
+            )
+        return columns[:, :count]
+
+    def _entry(self, name, entry):
+        """Look at one entry of a ZIP, given by its columns."""
+        source, header = self.top, entry[_zip.HEADER]
+        method, stored, nbytes = (entry[c] for c in (_zip.METHOD, _zip.STORED, _zip.NBYTES))
+        local = bytes(source.read(header, max(0, min(LOCAL_NBYTES, source.nbytes - header))))
+        offset = header + LOCAL_NBYTES
+        if len(local) == LOCAL_NBYTES:
+            offset += int.from_bytes(local[26:28], "little")
+            offset += int.from_bytes(local[28:30], "little")
+        if not local.startswith(sniff.LOCAL_HEADER) or stored > source.nbytes - offset:
+            problem = "is not there in full, or has no local header"
+        elif entry[_zip.FLAGS] & ENCRYPTED or method not in (STORED, DEFLATED):
+            problem = f"is encrypted, or packed with method {method}"
+        elif method == DEFLATED and nbytes // MOST_INFLATION > stored:
+            problem = f"says of {stored} bytes that they inflate to {nbytes}"
+        elif method == STORED:
+            return self.record(source, name, offset, stored)
+        else:
+            return self._deflated(name, offset, stored, nbytes)
+        return self.damage(f"record {name!r:.200} {problem}: it was not looked at", name)
+
+    def _deflated(self, name, offset, stored, nbytes):
+        """Inflate a record that holds a pickle or an archive, to judge from its name and its first bytes."""
+        start = self.top.read(offset, min(stored, HEAD_NBYTES))
+        try:
+            head = zlib.decompressobj(-zlib.MAX_WBITS).decompress(start, HEAD_NBYTES)
+        except zlib.error:
+            head = b""
+        if self.is_interesting(name, head):
+            data = None
+            if self.afford("read", stored, name) and self.afford("inflate", nbytes, name):
+                data = inflate(self.top.read(offset, stored), nbytes)
+                if data is None:
+                    self.damage(f"record {name!r:.200} does not inflate to {nbytes} bytes", name)
+            if data is not None:
+                self.record(MemorySource(data, self.top.name), name, 0, nbytes)
+
+    # -- records of archives
+
+    def is_interesting(self, name, head):
+        return (
+            name.lower().endswith(PICKLE_SUFFIXES)
+            or is_marked(head)
+            or head.startswith(NPY_MAGIC)
+            or is_container(head)
+        )
+
+    def afford(self, what, nbytes, name):
+        self.budget[what] -= nbytes
+        if self.budget[what] < 0:
+            self.damage(
+                f"record {name!r:.200} was not looked at: the records of this file come to more than it has bytes for",
+                name,
+            )
+        return self.budget[what] >= 0
+
+    def record(self, source, name, offset, nbytes, *, certain=False):
+        """Look at a record that lies in ``source`` as it is: for a pickle, an archive, an array of objects."""
+        head = bytes(source.read(offset, min(nbytes, HEAD_NBYTES)))
+        certain = certain or name.lower().endswith(PICKLE_SUFFIXES)
+        if not certain and not self.is_interesting(name, head):
+            return
+        if source is self.top and not self.afford("read", nbytes, name):
+            return
+        if head.startswith(NPY_MAGIC):
+            wide = head[6:7] != b"\1"
+            size = int.from_bytes(head[8 : 12 if wide else 10], "little")
+            if b"O" in head[10 : 12 + size].partition(b"shape")[0]:
+                begin = min(nbytes, (12 if wide else 10) + size)
+                self.pickles(source, offset + begin, offset + nbytes, name, certain=True)
+        elif is_container(head):
+            self.nested(source, name, offset, nbytes)
+        else:
+            self.pickles(source, offset, offset + nbytes, name, certain=certain)
+
+    def nested(self, source, name, offset, nbytes):
+        """Look at a file of its own inside of an archive."""
+        if len(self.path) >= MOST_NESTING:
+            self.damage(
+                f"record {name!r:.200} lies {MOST_NESTING} archives deep: it was not looked at",
+                name,
+            )
+            return
+        inner = MemorySource(source.read(offset, nbytes), source.name)
+        walk = PickleWalk(
+            self.observer,
+            inner,
+            self.limits,
+            path=(*self.path, name),
+            in_file=False,
+            budget=self.budget,
+        )
+        try:
+            walk.run()
+        except FormatError as error:
+            self.damage(error, name)
+
+
+def lies_inside(archive, columns):
+    """Tell whether an archive lies in the data of an entry, as far as the directory says where that is."""
+    begin = columns[_zip.HEADER]
+    most = LOCAL_NBYTES + columns[_zip.NAME_NBYTES] + MOST_EXTRA_NBYTES + columns[_zip.STORED]
+    return bool(((begin < archive.directory) & (archive.end <= begin + most)).any())
+
+
+def is_marked(head):
+    """Tell whether a pickle of protocol 2 or later begins with its protocol."""
+    return len(head) > 1 and head[0] == 0x80 and 2 <= head[1] <= 5
+
+
+def is_container(head):
+    return sniff.is_archive(head) or sniff.first_integer(head) == sniff.MAGIC or sniff.is_tar(head)
+
+
+def raw_folders(names):
+    """The folders of an archive that hold the bytes of tensors, for as many checkpoints as an honest one has in it."""
+    roots = {name[: -len(PICKLE)] for name in names if name.lower().endswith(PICKLE)}
+    return tuple(root + folder for root in sorted(roots)[:MOST_ARCHIVES] for folder in RAW_FOLDERS)
