@@ -9,6 +9,7 @@ and functions); plain containers, text, numbers and plain tensors take no Python
 import _compat_pickle
 import copyreg
 import functools
+import operator
 import pickle
 import sys
 import types
@@ -68,6 +69,7 @@ cdef enum:
     OP_BINBYTES8 = 0x8E
     OP_NEWOBJ_EX = 0x92
     OP_STACK_GLOBAL = 0x93
+    OP_BYTEARRAY8 = 0x96
     OP_BINBYTES = 66  # B
     OP_SHORT_BINBYTES = 67  # C
 
@@ -194,6 +196,8 @@ cdef class Pickler:
         if not overflow and -(1LL << 31) <= value < 1LL << 31:
             return self.number(OP_BININT, <uint64_t> value, 4)
         data = number.to_bytes(number.bit_length() // 8 + 1, "little", signed=True)
+        if len(data) >= 1LL << 31:
+            raise OverflowError(f"a number of {len(data)} bytes is too large for a pickle")
         self.number(OP_LONG1, len(data), 1) if len(data) < 256 else self.number(OP_LONG4, len(data), 4)
         return self.write_bytes(data)
 
@@ -238,6 +242,10 @@ cdef class Pickler:
 
             args = (str(data, "latin1"), "latin1") if data else ()
             return self.save_reduce(data, codecs.encode if data else bytes, args)
+        self.put_bytes(data)
+        return self.memoize(data)
+
+    cdef int put_bytes(self, bytes data) except -1:
         if len(data) < 256:
             self.number(OP_SHORT_BINBYTES, len(data), 1)
         elif len(data) < 1LL << 32:
@@ -246,8 +254,21 @@ cdef class Pickler:
             raise OverflowError(f"{len(data)} bytes need pickle_protocol=4")
         else:
             self.number(OP_BINBYTES8, len(data), 8)
-        self.write_bytes(data)
-        return self.memoize(data)
+        return self.write_bytes(data)
+
+    cdef int put_bytearray(self, object data) except -1:
+        self.number(OP_BYTEARRAY8, len(data), 8)
+        return self.write_bytes(bytes(data))
+
+    cdef int save_buffer(self, buffer) except -1:
+        """What protocol 5 allows to travel beside the pickle; here it is in it. Not remembered, as pickle does not."""
+        if self.protocol < 5:
+            raise pickle.PicklingError("a PickleBuffer needs pickle_protocol=5")
+        try:
+            raw = buffer.raw()
+        except BufferError:
+            raise pickle.PicklingError("a PickleBuffer that is not contiguous can't be pickled") from None
+        return self.put_bytes(bytes(raw)) if raw.readonly else self.put_bytearray(raw)
 
     cdef int save_tuple(self, tuple items) except -1:
         cdef Py_ssize_t i, n = len(items)
@@ -354,20 +375,19 @@ cdef class Pickler:
     cdef int save_word(self, str word) except -1:
         """A text that comes often, remembered by its value."""
         index = self.names.get(word)
+        if index is None:
+            index = self.memo.get(id(word))  # the object itself may have the same text
         if index is not None:
+            self.names[word] = index
             return self.get(index)
+        self.names[word] = len(self.memo)
         self.save_str(word)
-        return self.remember(word, word)
+        return self.memoize(word)
 
     cdef int save_name(self, object obj) except -1:
         """A class or function that comes often."""
         index = self.memo.get(id(obj))
         return self.save_global(obj, None) if index is None else self.get(index)
-
-    cdef int remember(self, object name, object obj) except -1:
-        """Remember what is on top of the stack by a name, too."""
-        self.names[name] = len(self.memo)
-        return self.memoize(obj)
 
     # -- everything else
 
@@ -378,6 +398,11 @@ cdef class Pickler:
             return self.save_storage(storage_class, key, location, numel)
         if cls is bytes:
             return self.save_bytes(obj)
+        if cls is bytearray and self.protocol >= 5:
+            self.put_bytearray(obj)
+            return self.memoize(obj)
+        if cls is PickleBuffer:
+            return self.save_buffer(obj)
         reduce = copyreg.dispatch_table.get(cls)
         if reduce is not None:
             reduced = reduce(obj)
@@ -396,8 +421,9 @@ cdef class Pickler:
         return self.save_reduce(obj, *reduced)
 
     cdef int save_type(self, object cls) except -1:
-        if cls in SINGLETONS:
-            return self.save_reduce(cls, type, (SINGLETONS[cls],))
+        for value in (None, NotImplemented, ...):
+            if cls is type(value):  # has no name that leads to it
+                return self.save_reduce(cls, type, (value,))
         return self.save_global(cls, None)
 
     def save_reduce(self, obj, function, args, state=None, items=None, pairs=None, setter=None):
@@ -477,7 +503,7 @@ cdef class Pickler:
 
 
 cdef object FUNCTION = types.FunctionType
-cdef dict SINGLETONS = {type(None): None, type(NotImplemented): NotImplemented, type(...): ...}
+cdef object PickleBuffer = pickle.PickleBuffer
 
 
 cdef tuple resolve(object obj, str module, str name):
@@ -494,12 +520,13 @@ cdef tuple resolve(object obj, str module, str name):
     return parent, found
 
 
-def dump(obj, int protocol=2, dict describers=None, persistent_id=None):
+def dump(obj, protocol=2, dict describers=None, persistent_id=None):
     """The pickle of an object, as bytes.
 
     ``describers`` and ``persistent_id`` are those of Pickler. Raises PicklingError, and what an object's own
     ``__reduce_ex__`` raises, as Python's pickler does; RecursionError where nesting is too deep for that.
     """
+    protocol = operator.index(protocol)
     if not 2 <= protocol <= pickle.HIGHEST_PROTOCOL:
         raise ValueError(f"pickle_protocol={protocol}: 2 to {pickle.HIGHEST_PROTOCOL} are known")
     cdef Pickler pickler = Pickler(protocol, describers or {}, persistent_id or (lambda obj: None))
