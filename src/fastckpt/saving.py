@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import operator
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from .containers.zip_writer import (
     archive_name,
     serialization_id,
 )
-from .destination import open_destination
+from .destination import naming, open_destination
 from .progress import check as check_progress
 from .progress import reporting
 
@@ -30,7 +31,7 @@ VERSION = b"3\n"  # of the format, as torch has it
 FORMAT_VERSION = b"1"
 # Storages from here on are written where they lie; smaller ones are gathered with the headers between them.
 LARGE_NBYTES = 64 << 10
-MANY_PARTS = 1 << 12
+MANY_PARTS, GATHERED_NBYTES = 1 << 12, 2 << 20
 STREAM_NBYTES = 4 << 20
 DONE, STOP = 0, 1  # the places in a control column
 
@@ -58,7 +59,7 @@ def save(
     threads: how many sum and write; None takes what the process may use.
     crc32: False writes no checksums, as torch.serialization.set_crc32_options(False) does.
     alignment: of the data of each record in the file, in bytes.
-    fsync: wait until file and folder are on the disk.
+    fsync: wait until the file, and the folder of a path, are on the disk.
     pickle_protocol: 2 (which torch.load(weights_only=True) asks for) to 5.
     views: "whole" saves storages as they are, as torch.save does; "compact" only the parts that tensors look at.
     dtype: a floating torch.dtype to which floating tensors are cast on their way; None leaves them as they are.
@@ -67,13 +68,16 @@ def save(
 
     Peak memory: 16 MiB beyond the object, its pickle and 1 KiB a storage. Raises PicklingError and what objects raise
     that can't be pickled, RuntimeError where two tensors look at one storage as different types, OSError where the system
-    fails; then nothing has changed.
+    fails; then what is at a path has not changed.
     Source: github.com/pytorch/pytorch, torch/serialization.py (_save), caffe2/serialize/inline_container.cc.
     """
     check_progress(progress)
     workers.check_threads(threads)
     if views not in ("whole", "compact"):
         raise ValueError(f"views={views!r} is invalid (expected one of: whole, compact)")
+    alignment = operator.index(alignment)
+    if metadata is not None:
+        metadata = json.dumps(metadata, allow_nan=False).encode()
     from .describing import describe
 
     described = describe(obj, pickle_protocol, compact=views == "compact", dtype=dtype)
@@ -101,7 +105,7 @@ class Archive:
             "byteorder": sys.byteorder.encode(),
         }
         if metadata is not None:
-            before[METADATA] = json.dumps(metadata, ensure_ascii=False).encode()
+            before[METADATA] = metadata
         self.first, count = len(before), len(described.nbytes)
         self.texts = dict(enumerate(before.values())) | {self.first + count: VERSION}
         self.names = [*before, *[f"data/{i}" for i in range(count)], "version", SERIALIZATION_ID]
@@ -141,9 +145,12 @@ class Writer:
         by_position = self.destination.fd >= 0
         self._write_blocks(to_file=by_position)
         texts = self._texts()
+        if not by_position:
+            self.control[DONE] = 0  # so far bytes were summed alone
         for frame in self._frames(texts, by_position):
             frame()
-        self._report()
+        if self.tell:
+            self.tell(self.total, self.total)
 
     # -- storages
 
@@ -184,7 +191,7 @@ class Writer:
         def cancel():
             self.control[STOP] = 1
 
-        tell = self._report if self.tell else None
+        tell = self._report if self.tell and fd >= 0 else None
         error = workers.run(write, int(nbytes.sum()), self.threads, cancel, tell)
         if error:
             raise OSError(error, os.strerror(error), self.destination.name)
@@ -219,7 +226,7 @@ class Writer:
         run, start = [], 0
         rows, address, nbytes, _ = self.extents.tolist()
         small = (self.layout.nbytes < LARGE_NBYTES).tolist()
-        i = 0  # the next extent
+        i = gathered = 0  # the next extent; bytes of storages in the run
         for row, (_, frame) in enumerate(self.layout.frames(self.crc)):
             run.append(frame)
             if row in texts:
@@ -228,15 +235,17 @@ class Writer:
                 yield functools.partial(self._put, run, start)
                 if not by_position:
                     yield functools.partial(self._stream, row)
-                run, start = [], int(self.layout.offset[row] + self.layout.nbytes[row])
+                run, gathered = [], 0
+                start = int(self.layout.offset[row] + self.layout.nbytes[row])
             while i < len(rows) and rows[i] == row:
                 if small[row] and row not in self.blocks:
                     run.append(_write.copy_of(address[i], nbytes[i]))
+                    gathered += nbytes[i]
                 i += 1
-            if len(run) > MANY_PARTS:
+            if len(run) > MANY_PARTS or gathered > GATHERED_NBYTES:
                 yield functools.partial(self._put, run, start)
                 start += sum(map(len, run))
-                run = []
+                run, gathered = [], 0
         yield functools.partial(self._put, run, start)
 
     def _put(self, parts, start):
@@ -245,25 +254,28 @@ class Writer:
             self.destination.write(data)
             return
         view, at = memoryview(data), self.destination.base + start
-        try:
+        with naming(self.destination.name):
             while view:
                 done = os.pwrite(self.destination.fd, view, at)
                 view, at = view[done:], at + done
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, self.destination.name) from None
 
     def _stream(self, row):
         """Write one storage behind what was written so far."""
         block = self.blocks.get(row)
         if block is not None and block.extents is None:
             for piece in block.staged():
-                self.destination.write(piece)
+                self._stream_piece(piece)
             return
         _, addresses, sizes, _ = self.extents[:, self.extents[0] == row].tolist()
         for address, nbytes in zip(addresses, sizes, strict=True):
             for at in range(0, nbytes, STREAM_NBYTES):
                 n = min(STREAM_NBYTES, nbytes - at)
-                self.destination.write(_read.view_of(address + at, n))
+                self._stream_piece(_read.view_of(address + at, n))
+
+    def _stream_piece(self, piece):
+        self.destination.write(piece)
+        self.control[DONE] += memoryview(piece).nbytes
+        self._report()
 
     def _report(self):
         if self.tell:
