@@ -13,6 +13,7 @@ from .blocks import Block, Moves, merged
 PLAIN_DEVICES = ("cpu", "cuda", "xpu", "mps")
 # Those without a storage class of their own: their storages are bytes.
 NEW_DTYPES = torch.storage._new_dtypes()
+PER_CHANNEL = (torch.per_channel_affine, torch.per_channel_affine_float_qparams)
 NAMED = hasattr(
     torch.Tensor, "has_names"
 )  # torch before 2.13 has dimensions with names, and refuses to save them
@@ -31,7 +32,7 @@ def describe(obj, protocol=2, *, compact=False, dtype=None):
         seen = Views()
         dump(obj, protocol, {torch.Tensor: seen.describe}, seen.persistent_id)
         moves = seen.kept()
-    storages = Storages(dtype, moves)
+    storages = Storages(None, moves) if dtype is None else Casting(dtype, moves)
     pickled = dump(obj, protocol, {torch.Tensor: storages.describe}, storages.persistent_id)
     del seen  # it held the storages of the first round, so that none of the second could be taken for one of them
     return Description(pickled, storages)
@@ -115,6 +116,18 @@ class Storages(Describer):
         return blocks
 
 
+class Casting(Storages):
+    """Storages that are cast on their way."""
+
+    def describe(self, tensor):
+        if tensor.is_quantized and tensor.qscheme() in PER_CHANNEL:
+            raise TypeError(
+                f"dtype={self.cast_to}: a tensor that is quantized by channel has scales, which would be cast, too; save it "
+                f"without dtype="
+            )
+        return super().describe(tensor)
+
+
 def storage_of(holder):
     """The storage of a tensor, or the storage itself."""
     return holder.untyped_storage() if isinstance(holder, torch.Tensor) else holder
@@ -131,7 +144,10 @@ class Views(Storages):
         row = super().describe(tensor)
         if row is not None:
             offset, shape, stride = row[5], row[6], row[7]
-            intervals = self._intervals.setdefault(tensor.untyped_storage()._cdata, set())
+            cdata = tensor.untyped_storage()._cdata
+            itemsize, intervals = self._intervals.setdefault(cdata, (tensor.dtype.itemsize, set()))
+            if itemsize != tensor.dtype.itemsize:  # uint16 and uint8, say: they count differently
+                self._whole.add(cdata)
             if 0 not in shape:
                 last = sum([(size - 1) * step for size, step in zip(shape, stride, strict=True)])
                 intervals.add((offset, offset + last + 1))
@@ -148,7 +164,7 @@ class Views(Storages):
         """{_cdata: Moves} of storages that nobody asks for as such."""
         return {
             cdata: Moves(merged(intervals))
-            for cdata, intervals in self._intervals.items()
+            for cdata, (_, intervals) in self._intervals.items()
             if cdata not in self._whole
         }
 
@@ -170,7 +186,7 @@ class Kind(NamedTuple):
     @classmethod
     def of(cls, dtype, cast_to=None):
         written = cast_to if cast_to is not None and dtype.is_floating_point else dtype
-        taken_for = torch.uint8 if dtype in NEW_DTYPES else dtype
+        taken_for = torch.uint8 if dtype in NEW_DTYPES and written is dtype else dtype
         if written in NEW_DTYPES:
             more = (torch._utils._rebuild_tensor_v3, torch.UntypedStorage)
             return cls(*more, dtype.itemsize, written.itemsize, (written,), taken_for)
