@@ -89,6 +89,11 @@ class Storages(Describer):
         if isinstance(obj, torch.storage.TypedStorage):
             storage, dtype, numel = obj._untyped_storage, obj.dtype, obj._size()
             kind = Kind.of(dtype, self.cast_to)
+            if self.cast_to in NEW_DTYPES and dtype.is_floating_point:
+                raise TypeError(
+                    f"dtype={self.cast_to}: bare storages and tensors with attributes can't be cast to it, for it has no "
+                    f"storage class; cast the others before and save without dtype="
+                )
             storage_class, numel = kind.storage_class, numel * kind.units
         elif torch.is_storage(obj):
             storage, dtype, numel = obj, torch.uint8, obj.nbytes()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _crc32, _read, _write, workers
+from .containers.zip import BYTEORDER_RECORD, METADATA_MOST_NBYTES, METADATA_RECORD, PICKLE
 from .containers.zip_writer import (
     SERIALIZATION_ID,
     SERIALIZATION_ID_NBYTES,
@@ -26,7 +27,6 @@ from .progress import reporting
 if TYPE_CHECKING:
     from ._annotations import CheckpointDestination, Progress
 
-METADATA = "metadata.json"
 VERSION = b"3\n"  # of the format, as torch has it
 FORMAT_VERSION = b"1"
 # Storages from here on are written where they lie; smaller ones are gathered with the headers between them.
@@ -63,7 +63,7 @@ def save(
     pickle_protocol: 2 (which torch.load(weights_only=True) asks for) to 5.
     views: "whole" saves storages as they are, as torch.save does; "compact" only the parts that tensors look at.
     dtype: a floating torch.dtype to which floating tensors are cast on their way; None leaves them as they are.
-    metadata: anything that JSON can say, in a record of its own that torch ignores.
+    metadata: anything that JSON can say in 16 MiB, for a record of its own that torch ignores; ``open(f).info`` has it.
     progress: True for a bar (tqdm's), or a callable(bytes done, bytes in all, name of the file).
 
     Peak memory: 16 MiB beyond the object, its pickle and 1 KiB a storage. Raises PicklingError and what objects raise
@@ -78,6 +78,8 @@ def save(
     alignment = operator.index(alignment)
     if metadata is not None:
         metadata = json.dumps(metadata, allow_nan=False).encode()
+        if len(metadata) > METADATA_MOST_NBYTES:
+            raise ValueError(f"metadata: {len(metadata)} bytes of JSON, {METADATA_MOST_NBYTES} fit")
     from .describing import describe
 
     described = describe(obj, pickle_protocol, compact=views == "compact", dtype=dtype)
@@ -99,13 +101,13 @@ class Archive:
     def __init__(self, name, described, alignment, metadata):
         self.described = described
         before = {
-            "data.pkl": described.pickle,
+            PICKLE: described.pickle,
             ".format_version": FORMAT_VERSION,
             ".storage_alignment": str(alignment).encode(),
-            "byteorder": sys.byteorder.encode(),
+            BYTEORDER_RECORD: sys.byteorder.encode(),
         }
         if metadata is not None:
-            before[METADATA] = metadata
+            before[METADATA_RECORD] = metadata
         self.first, count = len(before), len(described.nbytes)
         self.texts = dict(enumerate(before.values())) | {self.first + count: VERSION}
         self.names = [*before, *[f"data/{i}" for i in range(count)], "version", SERIALIZATION_ID]
