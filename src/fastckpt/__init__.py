@@ -14,6 +14,7 @@ from ._version import __version__
 _HOME = {
     "load": "loading",
     "load_into": "loading",
+    "save": "saving",
     "open": "checkpoint",
     "salvage": "salvaging",
     "scan": "scanning",

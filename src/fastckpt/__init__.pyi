@@ -15,6 +15,7 @@ from .loading import load_into as load_into
 from .nodes import Opaque as Opaque
 from .salvage_report import SalvageReport as SalvageReport
 from .salvaging import salvage as salvage
+from .saving import save as save
 from .scanning import ScanReport as ScanReport
 from .scanning import scan as scan
 from .verify_report import RecordCheck as RecordCheck

@@ -106,7 +106,7 @@ def new_file(out, overwrite, not_to_be_replaced):
             raise ValueError(f"{name}: no regular file; give another name")
         if not overwrite:
             raise FileExistsError(errno.EEXIST, "there is a file; overwrite=True replaces it", name)
-    file = Replacement(os.path.realpath(name), fsync=True, exclusive=not overwrite)
+    file = Replacement(name, os.path.realpath(name), fsync=True, exclusive=not overwrite)
     try:
         yield file
         file.commit(os.fstat(file.fd).st_size)
