@@ -677,7 +677,7 @@ class TestPickled:
             pickle.loads(pickle.dumps(ckpt)) as copy,
         ):
             assert copy is not ckpt
-            assert (copy.framework, copy.threads, copy.verify) == ("numpy", 2, False)
+            assert (copy.framework, copy.threads, copy.verifies) == ("numpy", 2, False)
             assert list(copy) == NAMES
             assert type(copy["model.head.bias"].read()) is np.ndarray
             assert copy.source.fd != ckpt.source.fd

@@ -115,7 +115,8 @@ def test_rows_again_and_none(sourced, road):
 def test_checksums_keep_nothing(sourced, road):
     contents = contents_of([0, 100, 3 << 20, 5000])
     data, records = records_of(contents, [STORED, DEFLATED, STORED, STORED], crc32=[1, 2, 3, 4])
-    found = materialize.checksums(sourced(data), records, [3, 2, 1, 0])
+    found, failures = materialize.checksums(sourced(data), records, [3, 2, 1, 0])
+    assert not failures
     assert found.tolist() == [zlib.crc32(contents[row]) for row in (3, 2, 1, 0)]
 
 
@@ -296,10 +297,23 @@ class TestTheFileChanges:
         data, records = records_of([b"abc", b"def"], offset=[60, 1 << 40])
         with pytest.raises(FormatError, match="'data/1' at byte 1099511627776: it claims 3 bytes"):
             materialize.read_storages(sourced(data), records, [0, 1])
-        with pytest.raises(
-            FormatError, match="3 bytes at byte 1099511627776 are wanted and only 0 are there"
-        ):
-            materialize.checksums(sourced(data), records, [0, 1])
+
+    def test_checksums_of_the_others(self, sourced, road):
+        contents = contents_of([3, 3 << 20, 100, 3 << 20, 5000])
+        methods = [STORED, STORED, STORED, DEFLATED, DEFLATED]
+        data, records = records_of(contents, methods)
+        records.offset[0], records.nbytes[2] = 1 << 40, 1 << 62
+        data = bytearray(data)
+        data[records.offset[3]] = 0xFF  # no kind of block
+        crc, failures = materialize.checksums(
+            sourced(bytes(data)), records, [4, 3, 2, 1, 0], threads=2
+        )
+        assert {i: type(error) for i, error in failures.items()} == dict.fromkeys(
+            [1, 2, 4], FormatError
+        )
+        assert "3 bytes at byte 1099511627776 are wanted and only 0 are there" in str(failures[4])
+        assert "'data/3'" in str(failures[1])
+        assert [crc[0], crc[3]] == [zlib.crc32(contents[4]), zlib.crc32(contents[1])]
 
     def test_the_system_fails(self, tmp_path, road):
         _, source, records, _ = self.opened(tmp_path)
@@ -319,7 +333,7 @@ class TestTheFileChanges:
         with pytest.raises(ValueError, match="the checkpoint is closed"):
             materialize.read_storages(source, records, [0])
 
-    def test_a_failed_load_leaves_no_memory(self, sourced, road, monkeypatch):
+    def test_a_failed_load_leaves_no_memory(self, sourced, road):
         weak = []
 
         def allocate(sizes):
@@ -328,10 +342,9 @@ class TestTheFileChanges:
             weak.append(allocation.owners[0])
             return allocation
 
-        monkeypatch.setattr(materialize, "allocate", allocate)
         data, records = records_of(contents_of([1000]), crc32=[1])
         with pytest.raises(ChecksumError):
-            materialize.read_storages(sourced(data), records, [0])
+            materialize.read_storages(sourced(data), records, [0], allocate=allocate)
         before, owner = weak
         weak.clear()
         assert sys.getrefcount(owner) <= before

@@ -19,6 +19,7 @@ def fill(
     *,
     kernel: int = 0,
     num_threads: int = 1,
+    go_on: bool = False,
     unit_nbytes: int = ...,
     chunk_nbytes: int = ...,
 ) -> int: ...

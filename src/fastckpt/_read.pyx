@@ -78,6 +78,7 @@ cdef struct Job:
     int64_t chunk
     bint want_crc
     bint want_scratch
+    bint go_on  # an extent that cannot be read stops no other
     int kernel
     int64_t* control
 
@@ -85,11 +86,13 @@ cdef struct Job:
 # ---- planning
 
 
-cdef int64_t count_pieces(const int64_t* nbytes, int64_t rows, int64_t unit) noexcept nogil:
-    """At most how many pieces the extents fall into."""
+cdef int64_t count_pieces(
+    const int64_t* nbytes, int64_t rows, int64_t unit, const int64_t* status
+) noexcept nogil:
+    """At most how many pieces the extents that are to be read fall into."""
     cdef int64_t row, count = 0
     for row in range(rows):
-        if nbytes[row] > 0:
+        if nbytes[row] > 0 and status[row] == READ_OK:
             count += nbytes[row] // unit + 2
     return count
 
@@ -99,7 +102,8 @@ cdef bint lies_within(const Origin* origin, int64_t offset, int64_t nbytes) noex
 
 
 cdef void plan(
-    Job* job, const int64_t* offset, const int64_t* nbytes, const int64_t* address, int64_t rows, int64_t unit
+    Job* job, const int64_t* offset, const int64_t* nbytes, const int64_t* address, int64_t rows, int64_t unit,
+    const int64_t* status
 ) noexcept nogil:
     """Cut extents at multiples of ``unit`` in the destination, and gather pieces into units.
 
@@ -111,7 +115,7 @@ cdef void plan(
     job.units = 0
     for row in range(rows):
         done = 0
-        while done < nbytes[row]:
+        while done < nbytes[row] and status[row] == READ_OK:
             key = (address[row] if address[row] else offset[row]) + done
             take = min(nbytes[row] - done, unit - (key & (unit - 1)))
             block = key // unit
@@ -208,7 +212,7 @@ cdef void read_unit(const Job* job, int64_t unit, uint8_t* scratch) noexcept nog
                 continue
         piece = job.pieces + i
         piece.status = read_piece(job, piece, scratch)
-        if piece.status != READ_OK:
+        if piece.status != READ_OK and not job.go_on:
             READ_SET(job.control + STOP, 1)
         i += 1
 
@@ -291,24 +295,24 @@ cdef int64_t run(
 ) noexcept nogil:
     """Plan, read, join: how many extents failed, -1 where there is no memory for the plan."""
     cdef int64_t failed, most
-    failed = check_extents(&job.origin, offset, nbytes, rows, crc, status)
-    if failed:
-        return failed
+    cdef int64_t outside = check_extents(&job.origin, offset, nbytes, rows, crc, status)
+    if outside and not job.go_on:
+        return outside
     if num_threads > 1:
         unit = unit_for(nbytes, rows, unit, num_threads)
-    most = count_pieces(nbytes, rows, unit)
+    most = count_pieces(nbytes, rows, unit, status)
     job.pieces = <Piece*> malloc((most + 1) * sizeof(Piece))
     job.starts = <int64_t*> malloc((most + 1) * sizeof(int64_t))
     if job.pieces == NULL or job.starts == NULL:
         failed = -1
     else:
-        plan(job, offset, nbytes, address, rows, unit)
+        plan(job, offset, nbytes, address, rows, unit, status)
         if num_threads == 1:
             read_serially(job)
         else:
             # More threads than the kernel grants would end the process (libgomp), so never more than units.
             read_in_parallel(job, <int> max(1, min(num_threads, min(job.units, MAX_THREADS))))
-        failed = gather(job, crc, status)
+        failed = outside + gather(job, crc, status)
     free(job.starts)
     free(job.pieces)
     return failed
@@ -317,14 +321,16 @@ cdef int64_t run(
 def fill(
     int fd, int64_t base, view, int64_t origin_nbytes,
     offset, nbytes, address, crc, status, control,
-    *, int kernel=0, int num_threads=1, int64_t unit_nbytes=UNIT_NBYTES, int64_t chunk_nbytes=CHUNK_NBYTES,
+    *, int kernel=0, int num_threads=1, bint go_on=False,
+    int64_t unit_nbytes=UNIT_NBYTES, int64_t chunk_nbytes=CHUNK_NBYTES,
 ):
     """Read extents into memory and return how many failed.
 
     The origin is ``view`` (bytes-like), or where that is None the descriptor ``fd`` from ``base`` on. ``offset``,
     ``nbytes``, ``address`` are int64 columns, best in the order of the file; an address of 0 keeps nothing and
     sums only. ``crc`` (None: not wanted) and ``status`` are int64 columns that get the results, ``control`` two
-    int64: the bytes done so far, and a flag that anyone may set to stop. ``num_threads`` 1 touches no OpenMP.
+    int64: the bytes done so far, and a flag that anyone may set to stop. ``num_threads`` 1 touches no OpenMP. With
+    ``go_on`` an extent that cannot be read keeps no other from being read.
     The caller answers for the addresses. Raises ValueError for columns or numbers that cannot be.
     """
     cdef Py_buffer[7] buffers
@@ -354,7 +360,7 @@ def fill(
             taken += 1
             job.origin.memory, job.origin.nbytes = <const uint8_t*> buffers[6].buf, min(origin_nbytes, buffers[6].len)
         job.control, job.chunk = <int64_t*> buffers[4].buf, chunk_nbytes
-        job.want_crc, job.want_scratch, job.kernel = crc is not None, False, kernel
+        job.want_crc, job.want_scratch, job.go_on, job.kernel = crc is not None, False, go_on, kernel
         with nogil:
             failed = run(
                 &job, <int64_t*> buffers[0].buf, <int64_t*> buffers[1].buf, <int64_t*> buffers[2].buf, rows,

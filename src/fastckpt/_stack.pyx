@@ -7,6 +7,7 @@ entries are fetched, and the others are not kept: the tuples of arguments, some 
 neither memory nor the garbage collector sees tens of thousands of them.
 """
 
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Realloc
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.string cimport memchr, memset
@@ -87,6 +88,28 @@ cdef const uint8_t* after_argument(int op, const uint8_t* p, const uint8_t* end)
 def argument_kinds():
     """How each of the 256 opcodes' arguments are skipped, for the test that compares them with pickletools."""
     return [ARGUMENT[op] for op in range(256)]
+
+
+def opcodes_of(data):
+    """The opcodes of the pickle that ``data`` (bytes-like) begins with, each once, up to STOP or what is no opcode."""
+    cdef Py_buffer view
+    cdef const uint8_t* p
+    cdef const uint8_t* end
+    cdef uint8_t seen[256]
+    cdef int op = 0
+    memset(seen, 0, 256)
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        p = <const uint8_t*> view.buf
+        end = p + view.len
+        with nogil:
+            while p != NULL and p < end and op != c'.':
+                op = p[0]
+                seen[op] = 1
+                p = after_argument(op, p + 1, end)
+    finally:
+        PyBuffer_Release(&view)
+    return bytes([op for op in range(256) if seen[op]])
 
 
 cdef bint find_fetched(const uint8_t* p, const uint8_t* end, uint8_t* fetched, int64_t room) noexcept nogil:

@@ -6,7 +6,7 @@ from ._spec cimport Global, StorageSpec, new_storage, new_tensor, ref_as
 
 from .dtypes import COMPLEX, DTYPES, FLOATING
 from .errors import FormatError
-from .nodes import Node, short
+from .nodes import Node, Opaque, short
 
 cdef extern from "Python.h":
     long long PyLong_AsLongLongAndOverflow(object, int* overflow) except? -1
@@ -130,6 +130,8 @@ cdef object key_text(object key):
         return key.decode("latin-1")
     if type(key) is int:
         return str(key)
+    if isinstance(key, Opaque) and key.qualname == "_codecs.encode" and type(key.args) is tuple and key.args:
+        return key_text(key.args[0])  # bytes in a symbolic pickle of protocol 2
     raise FormatError(f"a name is {short(key)}, a string is expected")
 
 

@@ -26,6 +26,7 @@ ENTRY_HEADER: int
 ENTRY_STORED: int
 ENTRY_NBYTES: int
 ENTRIES_LEFT: int
+ENTRY_LENGTH: int
 
 def find_end_records(window: Buffer, most: int) -> list[int]: ...
 def has_header(buffer: Buffer, at: int, central: bool) -> bool: ...
@@ -35,6 +36,15 @@ def end_record_64(buffer: Buffer, at: int) -> tuple[int, int, int, int, int, int
 def read_directory(
     directory: Buffer, columns: Buffer, count: int, start: int, bias: int
 ) -> tuple[int, int, int]: ...
+def survey_directory(
+    directory: Buffer,
+    columns: Buffer,
+    count: int,
+    start: int,
+    bias: int,
+    status: Buffer,
+    places: Buffer,
+) -> int: ...
 def is_ascending(values: Buffer) -> bool: ...
 def set_limits(columns: Buffer, order: Buffer | None, count: int, directory: int) -> int: ...
 def set_kinds(names: Buffer, columns: Buffer, count: int) -> None: ...

@@ -52,7 +52,7 @@ IS_FOLDER = K_FOLDER
 IS_PICKLE = K_PICKLE  # the last part of the name is data.pkl
 
 cdef enum:
-    D_OK, D_SHORT, D_SIGNATURE, D_NAME, D_EXTRA, D_DISK, D_MASKED, D_HEADER, D_STORED, D_NBYTES, D_LEFT
+    D_OK, D_SHORT, D_SIGNATURE, D_NAME, D_EXTRA, D_DISK, D_MASKED, D_HEADER, D_STORED, D_NBYTES, D_LEFT, D_LENGTH
 
 OK = D_OK
 ENTRY_CUT = D_SHORT
@@ -65,6 +65,7 @@ ENTRY_HEADER = D_HEADER
 ENTRY_STORED = D_STORED
 ENTRY_NBYTES = D_NBYTES
 ENTRIES_LEFT = D_LEFT
+ENTRY_LENGTH = D_LENGTH
 
 # ---------------------------------------------------------------- end of the archive
 
@@ -185,7 +186,10 @@ cdef int read_extra_64(
 cdef int read_entry(
     const uint8_t* start, int64_t total, int64_t* at, int64_t* row, int64_t count, int64_t bias, int64_t directory
 ) noexcept nogil:
-    """Read the entry at ``at`` into the column cells from ``row`` on, ``count`` apart; moves ``at`` behind it."""
+    """Read the entry at ``at`` into the column cells from ``row`` on, ``count`` apart.
+
+    Moves ``at`` behind it where it can be seen how long it is, and gives its name then, be the rest wrong or not.
+    """
     cdef const uint8_t* p = start + at[0]
     cdef int64_t left = total - at[0]
     cdef int64_t name_nbytes, extra_nbytes, comment_nbytes
@@ -198,6 +202,9 @@ cdef int read_entry(
     name_nbytes, extra_nbytes, comment_nbytes = le16(p + 28), le16(p + 30), le16(p + 32)
     if name_nbytes + extra_nbytes + comment_nbytes > left - CENTRAL_NBYTES:
         return D_NAME
+    row[C_NAME * count] = at[0] + CENTRAL_NBYTES
+    row[C_NAME_NBYTES * count] = name_nbytes
+    at[0] += CENTRAL_NBYTES + name_nbytes + extra_nbytes + comment_nbytes
     stored, nbytes, header, disk = le32(p + 20), le32(p + 24), le32(p + 42), le16(p + 34)
     if stored == MAX32 or nbytes == MAX32 or header == MAX32:
         if read_extra_64(
@@ -222,9 +229,6 @@ cdef int read_entry(
     row[C_CRC * count] = -1 if le32(p + 16) == 0 and nbytes != 0 else <int64_t> le32(p + 16)
     row[C_METHOD * count] = le16(p + 10)
     row[C_FLAGS * count] = le16(p + 8)
-    row[C_NAME * count] = at[0] + CENTRAL_NBYTES
-    row[C_NAME_NBYTES * count] = name_nbytes
-    at[0] += CENTRAL_NBYTES + name_nbytes + extra_nbytes + comment_nbytes
     return D_OK
 
 
@@ -236,10 +240,9 @@ def read_directory(directory, columns, Py_ssize_t count, int64_t start, int64_t 
     cdef Held held
     cdef const uint8_t* p
     cdef int64_t* cells
-    cdef int64_t i = 0, at = 0, nbytes
+    cdef int64_t i = 0, at = 0, begin = 0, nbytes
     cdef int status = D_OK
-    if bias < 0 or start < bias:
-        raise ValueError(f"no directory at {start} has a bias of {bias}")
+    check_place(start, bias)
     held.count = 0
     try:
         p = <const uint8_t*> hold(&held, directory, PyBUF_SIMPLE, -1)
@@ -247,13 +250,75 @@ def read_directory(directory, columns, Py_ssize_t count, int64_t start, int64_t 
         cells = <int64_t*> hold_columns(&held, columns, count, PyBUF_WRITABLE)
         with nogil:
             while i < count:
+                begin = at
                 status = read_entry(p, nbytes, &at, cells + i, count, bias, start)
                 if status != D_OK:
+                    at = begin
                     break
                 i += 1
         if status == D_OK and at != nbytes:
             status = D_LEFT
         return status, i, at
+    finally:
+        release(&held)
+
+
+cdef int check_place(int64_t start, int64_t bias) except -1:
+    if bias < 0 or start < bias:
+        raise ValueError(f"no directory at {start} has a bias of {bias}")
+    return 0
+
+
+cdef int64_t next_entry(const uint8_t* p, int64_t at, int64_t nbytes) noexcept nogil:
+    """Where the next signature of an entry stands, from ``at`` on; ``nbytes`` where none does."""
+    cdef const uint8_t* found
+    while at < nbytes - 3:
+        found = <const uint8_t*> memchr(p + at, c"P", nbytes - 3 - at)
+        if found == NULL:
+            break
+        at = found - p
+        if le32(found) == CENTRAL_HEADER:
+            return at
+        at += 1
+    return nbytes
+
+
+def survey_directory(directory, columns, Py_ssize_t count, int64_t start, int64_t bias, status, places):
+    """Read every entry that there is, as ``read_directory`` does, and go on behind those that are wrong.
+
+    ``status`` and ``places`` are int64 columns of ``count``: how each entry fares, and where in the directory it
+    stands. One that is wrong has at most a name (else NAME_NBYTES is 0), and HEADER -1. Returns how many were filled.
+    """
+    cdef Held held
+    cdef const uint8_t* p
+    cdef int64_t* cells
+    cdef int64_t* status_at
+    cdef int64_t* place_at
+    cdef int64_t i = 0, column, at = 0, found, nbytes
+    check_place(start, bias)
+    held.count = 0
+    try:
+        p = <const uint8_t*> hold(&held, directory, PyBUF_SIMPLE, -1)
+        nbytes = held.view[0].len
+        cells = <int64_t*> hold_columns(&held, columns, count, PyBUF_WRITABLE)
+        status_at = <int64_t*> hold(&held, status, PyBUF_WRITABLE, count * 8)
+        place_at = <int64_t*> hold(&held, places, PyBUF_WRITABLE, count * 8)
+        with nogil:
+            while i < count and at < nbytes:
+                place_at[i] = at
+                for column in range(C_COLUMNS):
+                    cells[column * count + i] = 0
+                status_at[i] = read_entry(p, nbytes, &at, cells + i, count, bias, start)
+                # An entry with another in its name is one whose lengths are wrong: they would hide a thousand others.
+                found = next_entry(p, place_at[i] + CENTRAL_NBYTES, at)
+                if found < at:
+                    status_at[i], at = D_LENGTH, found
+                    cells[C_NAME_NBYTES * count + i] = 0
+                if status_at[i] != D_OK:
+                    cells[C_HEADER * count + i] = -1
+                    at = next_entry(p, max(at, place_at[i] + 1), nbytes)
+                i += 1
+        return i
     finally:
         release(&held)
 

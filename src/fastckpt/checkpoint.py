@@ -19,14 +19,17 @@ from .errors import FormatError
 from .lazy import LazyStorage, LazyTensor, core_of
 from .limits import Limits
 from .loading import Reader, allocator, check_options, wants_mapping
+from .memory import huge_pages
 from .nodes import Opaque, duplicate
 from .plan import roots_of
+from .progress import check as check_progress
 from .reading import place_storages, usable_in_place
 from .selection import dotted, specs_in
 from .source import FileSource, open_source
 
 if TYPE_CHECKING:
-    from ._annotations import CheckpointFile, Framework, MapLocation, Mmap, Unknown
+    from ._annotations import CheckpointFile, Framework, MapLocation, Mmap, Progress, Unknown
+    from .verify_report import VerifyReport
 
 
 def open(
@@ -71,7 +74,11 @@ class Checkpoint(Mapping[Any, LazyTensor]):
             options["unknown"],
             options["map_location"],
         )
-        self.threads, self.verify, limits = options["threads"], options["verify"], options["limits"]
+        self.threads, self.verifies, limits = (
+            options["threads"],
+            options["verify"],
+            options["limits"],
+        )
         check_options(self.framework, self.unknown, True, None, self.map_location)
         self.limits = limits or Limits()
         self.allocate = allocator(options["pin_memory"], self.framework, options["mmap"])
@@ -80,7 +87,7 @@ class Checkpoint(Mapping[Any, LazyTensor]):
         try:
             self.map_file = wants_mapping(options["mmap"], self.source)
             self.contents = open_contents(
-                self.source, encoding=options["encoding"], limits=limits, verify=self.verify
+                self.source, encoding=options["encoding"], limits=limits, verify=self.verifies
             )
         except BaseException:
             self.source.close()
@@ -197,7 +204,16 @@ class Checkpoint(Mapping[Any, LazyTensor]):
             "records_with_crc32": with_crc,
             "metadata": archive.metadata() if archive else None,
             "unknown": sorted({qualname for qualname, _ in contents.unpickled.unknown}),
+            "huge_pages": huge_pages(),
         }
+
+    def verify(self, *, progress: Progress | None = None) -> VerifyReport:
+        """Read all of the open file and report everything that is wrong with it, as the function ``verify`` does."""
+        from .verifying import verify_source
+
+        check_progress(progress)
+        options = {"threads": self.threads, "limits": self.limits}
+        return verify_source(self.source, progress=progress, **options)
 
     def read(self, names: Iterable[str | tuple] | None = None) -> Any:
         """Read many tensors in one plan, each as its ``read()`` gives it: {name: tensor}; None reads the whole object."""
@@ -237,7 +253,7 @@ class Checkpoint(Mapping[Any, LazyTensor]):
     def reading_options(self):
         """What place_storages is to be told."""
         return {
-            "verify": self.verify,
+            "verify": self.verifies,
             "threads": self.threads,
             "map_file": self.map_file,
             "allocate": self.allocate,

@@ -83,11 +83,13 @@ class Replacement(Destination):
 
     ``path`` is how the caller calls it, and may be a link. The file has no name until it is whole, where the system can do
     that: a process that is killed leaves none behind, unless in the instant between its having a name and its having this one.
+    With ``exclusive`` it takes nobody's place: FileExistsError where there is a file by then.
     """
 
-    def __init__(self, path, target, fsync):
+    def __init__(self, path, target, fsync, exclusive=False):
         self.path = self.name = path
         self.target, self.fsync, self.folder = target, fsync, os.path.dirname(target)
+        self.exclusive = exclusive
         self.temporary = None
         self.fd = self._open()
         try:
@@ -131,7 +133,7 @@ class Replacement(Destination):
             if self.fsync:
                 os.fsync(self.fd)
             if self.temporary is not None or not self._take_free_name():
-                os.replace(self.temporary, self.target)
+                self._move()
             self.temporary = None
             self._close()
             if self.fsync:
@@ -143,10 +145,26 @@ class Replacement(Destination):
             give_name(self.fd, self.target)
             return True
         except FileExistsError:
+            if self.exclusive:
+                raise
             name = self._fresh_name()
             give_name(self.fd, name)
             self.temporary = name
             return False
+
+    def _move(self):
+        """Give a file that has a name the one that it is to have."""
+        if self.exclusive:
+            try:
+                os.link(self.temporary, self.target)
+            except FileExistsError:
+                raise
+            except OSError:  # a file system without links
+                check_new(self.target)
+            else:
+                os.unlink(self.temporary)
+                return
+        os.replace(self.temporary, self.target)
 
     def abort(self):
         if self.temporary is not None:
@@ -159,6 +177,21 @@ class Replacement(Destination):
         if self.fd >= 0:
             fd, self.fd = self.fd, -1
             os.close(fd)
+
+
+def check_new(path):
+    """Raise FileExistsError where a file is."""
+    if os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+
+
+def write_at(fd, offset, data, name):
+    """Write all of bytes-like ``data`` at byte ``offset`` of a descriptor; an OSError has the ``name``."""
+    view = memoryview(data).cast("B")
+    with naming(name):
+        while view:
+            done = os.pwrite(fd, view, offset)
+            offset, view = offset + done, view[done:]
 
 
 def give_name(fd, name):

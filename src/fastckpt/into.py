@@ -306,7 +306,7 @@ class _Filling:
         )
         fill(
             contents.source, wanted, np.arange(len(rows)), np.array(address, dtype=np.int64),
-            verify=self.checkpoint.verify, threads=self.checkpoint.threads,
+            verify=self.checkpoint.verifies, threads=self.checkpoint.threads,
             progress=(lambda done, _: self.progress(done, self.total)) if self.progress else None,
         )  # fmt: skip
         for copy in copies:  # so that autograd notices, as it does of copy_
@@ -333,7 +333,7 @@ class _Filling:
         row = self.checkpoint.row_of(root_of(spec.storage))
         expected = int(records.crc32[row])
         ordered = (
-            self.checkpoint.verify
+            self.checkpoint.verifies
             and expected > 0
             and spec.nbytes == records.nbytes[row]
             and records.method[row] == STORED

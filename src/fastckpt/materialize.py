@@ -3,13 +3,15 @@
 Memory that a failed fill leaves behind is in part unwritten; whoever allocated it discards it.
 """
 
+import collections
 import os
+import threading
 import zlib
 
 import numpy as np
 
 from . import _crc32, _read, workers
-from .errors import ChecksumError, FormatError, UnsupportedError
+from .errors import CheckpointError, ChecksumError, FormatError, UnsupportedError
 from .memory import allocate
 from .records import DEFLATED, NO_CRC, STORED
 
@@ -57,25 +59,31 @@ def read_storages(
 
 
 def checksums(source, records, rows, *, threads=None, progress=None):
-    """Compute the CRC-32 of records without keeping their bytes: an int64 column in the order of ``rows``.
+    """Compute the CRC-32 of records without keeping their bytes: (crc, failures), both in the order of ``rows``.
 
-    Raises what ``fill`` raises, but ChecksumError: comparing is the caller's business.
+    ``crc`` is an int64 column, ``failures`` the error of each that cannot be read or inflated, by its position: one that is bad
+    hides no other. Comparing is the caller's business.
     """
-    return _Fill(source, records, rows, True, threads, progress).read(
-        np.zeros(len(rows), dtype=np.int64)
-    )
+    fill = _Fill(source, records, rows, True, threads, progress, go_on=True)
+    crc = fill.read(np.zeros(len(rows), dtype=np.int64))
+    return crc, dict(sorted(fill.failures.items()))
 
 
 class _Fill:
-    """One fill under way. ``control`` is what its threads share: bytes done, and the wish to stop."""
+    """One fill under way. ``control`` is what its threads share: bytes done, and the wish to stop.
 
-    def __init__(self, source, records, rows, want_crc, threads, progress):
+    The first record that cannot be read ends it with an error, or with ``go_on`` leaves one in ``failures``, by position.
+    """
+
+    def __init__(self, source, records, rows, want_crc, threads, progress, go_on=False):
         source.check_open()
         self.source, self.records = source, records
         self.rows = np.asarray(rows, dtype=np.int64)
         self.kernel_name = _crc32.default_kernel()
         self.want_crc, self.threads, self.progress = want_crc, threads, progress
         self.control = np.zeros(2, dtype=np.int64)
+        self.go_on, self.failures = go_on, {}
+        self.caller, self.lock = threading.get_ident(), threading.Lock()
         self.total = int(records.nbytes[self.rows].sum())
 
     def read(self, addresses):
@@ -87,14 +95,69 @@ class _Fill:
         stored = np.flatnonzero(method == STORED)
         stored = stored[np.argsort(self.records.offset[self.rows[stored]], kind="stable")]
         if self.source.fd >= 0 or self.source.view is not None:
-            crc[stored] = self._read_natively(self.rows[stored], addresses[stored])
+            crc[stored] = self._read_natively(stored, addresses[stored])
         else:
-            for i in stored:
-                crc[i] = self._copy(self.rows[i], int(addresses[i]))
-        for i in np.flatnonzero(method != STORED):
-            crc[i] = self._inflate(self.rows[i], int(addresses[i]))
+            self._read_each(stored, self._copy, addresses, crc)
+        if len(deflated := np.flatnonzero(method != STORED)):
+            nbytes = int(self.records.nbytes[self.rows[deflated]].sum())
+            workers.run(
+                lambda number: self._inflate_all(deflated, addresses, crc, number),
+                nbytes,
+                self.threads,
+                self._cancel,
+                self._tell if self.progress else None,
+            )
+            if self.failures and not self.go_on:
+                raise self.failures[min(self.failures)]
         self._tell()
         return crc
+
+    def _read_each(self, positions, read, addresses, crc):
+        for i in positions:
+            try:
+                crc[i] = read(self.rows[i], int(addresses[i]))
+            except (CheckpointError, OSError) as error:
+                if not self.go_on:
+                    raise
+                self.failures[int(i)] = error
+
+    def _inflate_all(self, positions, addresses, crc, number):
+        """Inflate records, ``number`` at a time: zlib lets other threads run. Errors are left in ``failures``."""
+        todo, raised = collections.deque(positions.tolist()), []
+
+        def work():
+            try:
+                while todo and not self.control[STOP]:
+                    self._inflate_next(todo, addresses, crc)
+            except BaseException as error:  # of ours or of the system's: for whoever waits
+                raised.append(error)
+                self._cancel()
+
+        helpers = []
+        for _ in range(min(number, len(todo)) - 1):
+            helper = threading.Thread(target=work)
+            try:
+                helper.start()
+            except RuntimeError:  # no more threads are to be had
+                break
+            helpers.append(helper)
+        work()
+        for helper in helpers:
+            helper.join()
+        if raised:
+            raise raised[0]
+
+    def _inflate_next(self, todo, addresses, crc):
+        try:
+            i = todo.popleft()
+        except IndexError:
+            return  # another thread was faster
+        try:
+            crc[i] = self._inflate(self.rows[i], int(addresses[i]))
+        except (CheckpointError, OSError) as error:
+            self.failures[i] = error
+            if not self.go_on:
+                self._cancel()
 
     def _tell(self):
         if self.progress:
@@ -103,7 +166,8 @@ class _Fill:
     def _cancel(self):
         self.control[STOP] = 1
 
-    def _read_natively(self, rows, addresses):
+    def _read_natively(self, positions, addresses):
+        rows = self.rows[positions]
         source, offset, nbytes = self.source, self.records.offset[rows], self.records.nbytes[rows]
         crc = np.zeros(len(rows), dtype=np.int64)
         status = np.zeros(len(rows), dtype=np.int64)
@@ -123,20 +187,28 @@ class _Fill:
                 self.control,
                 kernel=kernel,
                 num_threads=num_threads,
+                go_on=self.go_on,
             )
 
         tell = self._tell if self.progress else None
         if workers.run(read, int(nbytes.sum()), self.threads, self._cancel, tell):
-            self._fail(status, offset, nbytes)
+            bad = np.flatnonzero((status != _read.STATUS_OK) & (status != _read.STATUS_STOPPED))
+            errors = [
+                self._error_of(int(status[i]), int(offset[i]), int(nbytes[i]))
+                for i in (bad if self.go_on else bad[:1])
+            ]
+            if not self.go_on:
+                raise errors[0]
+            self.failures.update(zip(positions[bad].tolist(), errors, strict=True))
         return crc
 
-    def _fail(self, status, offset, nbytes):
-        """Raise for the first extent, in the order of the file, that could not be read."""
-        bad = np.flatnonzero((status != _read.STATUS_OK) & (status != _read.STATUS_STOPPED))[0]
-        where, wanted = int(offset[bad]), int(nbytes[bad])
-        if status[bad] == _read.STATUS_SHORT:
-            raise self.source.short(where, wanted, min(wanted, max(0, _there(self.source) - where)))
-        raise OSError(int(status[bad]), os.strerror(int(status[bad])), self.source.name)
+    def _error_of(self, status, offset, nbytes):
+        """The error for an extent that could not be read."""
+        if status == _read.STATUS_SHORT:
+            return self.source.short(
+                offset, nbytes, min(nbytes, max(0, _there(self.source) - offset))
+            )
+        return OSError(status, os.strerror(status), self.source.name)
 
     def _copy(self, row, address):
         """Read one record through the source's own readinto; its CRC."""
@@ -150,58 +222,69 @@ class _Fill:
         return crc
 
     def _inflate(self, row, address):
-        """Inflate one record chunk by chunk; its CRC. It never takes more memory than it says it needs."""
-        records, nbytes = self.records, int(self.records.nbytes[row])
-        self._check_method(row)
-        offset, end = (
-            int(records.offset[row]),
-            int(records.offset[row] + records.stored_nbytes[row]),
-        )
-        inflater, done, crc, pending = zlib.decompressobj(-zlib.MAX_WBITS), 0, 0, b""
-        while not inflater.eof:
-            if not pending and offset < end:
-                pending = self.source.read(offset, min(CHUNK, end - offset))
-                offset += len(pending)
-            try:
-                # 0 would mean "no limit"; the byte too many is an error below
-                data = inflater.decompress(pending, min(CHUNK, nbytes - done) or 1)
-            except zlib.error as error:
-                raise self._bad(row, f"its deflated data is damaged ({error})") from None
-            stuck = not data and not inflater.eof and len(pending) == len(inflater.unconsumed_tail)
-            pending = inflater.unconsumed_tail
-            if len(data) > nbytes - done:
-                raise self._bad(
-                    row, f"it inflates to more than the {nbytes} bytes that the directory says"
-                )
-            if address and data:
+        """Inflate one record chunk by chunk; its CRC."""
+        done = crc = 0
+        for data in inflated(self.source, self.records, row):
+            if address:
                 _read.view_of(address + done, len(data))[:] = data
             crc = self._took(data, crc)
             done += len(data)
-            if stuck and offset == end:
-                raise self._bad(row, f"its deflated data ends after {done} of {nbytes} bytes")
-        if done != nbytes:
-            raise self._bad(row, f"it inflates to {done} bytes, the directory says {nbytes}")
+            if self.control[STOP]:
+                break
         return crc
 
     def _took(self, data, crc):
         """Count bytes that were read, tell so, and return the CRC that goes on over them."""
-        self.control[DONE] += len(data)
-        self._tell()
+        with self.lock:
+            self.control[DONE] += len(data)
+        if (
+            threading.get_ident() == self.caller
+        ):  # another thread's news is told by the one that waits for it
+            self._tell()
         return _crc32.crc32(data, crc, self.kernel_name) if self.want_crc else 0
 
-    def _check_method(self, row):
-        if (method := int(self.records.method[row])) != DEFLATED:
-            message = f"it is compressed by ZIP method {method}, and only 0 (stored) and 8 (deflated) are read"
-            raise _error(
-                UnsupportedError,
-                self.source,
-                self.records,
-                row,
-                f"{message}; save it without compression",
-            )
 
-    def _bad(self, row, found):
-        return _error(FormatError, self.source, self.records, row, f"{found}; the file is damaged")
+def inflated(source, records, row):
+    """Inflate one record, never to more than it is said to be: yields its content, at most CHUNK bytes at a time.
+
+    Raises UnsupportedError for another compression, FormatError where the data is damaged, at the latest when all was yielded.
+    """
+    _check_method(source, records, row)
+    nbytes, offset = int(records.nbytes[row]), int(records.offset[row])
+    end = offset + int(records.stored_nbytes[row])
+
+    def bad(found):
+        return _error(FormatError, source, records, row, f"{found}; the file is damaged")
+
+    inflater, done, pending = zlib.decompressobj(-zlib.MAX_WBITS), 0, b""
+    while not inflater.eof:
+        if not pending and offset < end:
+            pending = source.read(offset, min(CHUNK, end - offset))
+            offset += len(pending)
+        try:
+            # 0 would mean "no limit"; the byte too many is an error below
+            data = inflater.decompress(pending, min(CHUNK, nbytes - done) or 1)
+        except zlib.error as error:
+            raise bad(f"its deflated data is damaged ({error})") from None
+        stuck = not data and not inflater.eof and len(pending) == len(inflater.unconsumed_tail)
+        pending = inflater.unconsumed_tail
+        if len(data) > nbytes - done:
+            raise bad(f"it inflates to more than the {nbytes} bytes that the directory says")
+        done += len(data)
+        if data:
+            yield data
+        if stuck and offset == end:
+            raise bad(f"its deflated data ends after {done} of {nbytes} bytes")
+    if done != nbytes:
+        raise bad(f"it inflates to {done} bytes, the directory says {nbytes}")
+
+
+def _check_method(source, records, row):
+    if (method := int(records.method[row])) != DEFLATED:
+        message = f"it is compressed by ZIP method {method}, and only 0 (stored) and 8 (deflated) are read"
+        raise _error(
+            UnsupportedError, source, records, row, f"{message}; save it without compression"
+        )
 
 
 def _there(source):

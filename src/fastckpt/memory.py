@@ -56,3 +56,21 @@ def use_huge_pages():
     if asked not in ("0", "1"):
         raise ValueError(f"FASTCKPT_HUGEPAGES={asked} is neither 0 (small pages only) nor 1")
     return asked == "1"
+
+
+THP = "/sys/kernel/mm/transparent_hugepage/enabled"
+
+
+def huge_pages(path=THP):
+    """What huge pages this process gets: "always", "madvise" (where they are asked for, as they are here), "never", or "off".
+
+    "off": FASTCKPT_HUGEPAGES=0 says not to ask. A system without the setting has none to give, or does not tell: "never".
+    """
+    if not use_huge_pages():
+        return "off"
+    try:
+        with open(path) as f:
+            words = f.read().split()
+    except OSError:
+        return "never"
+    return next((word.strip("[]") for word in words if word.startswith("[")), "never")

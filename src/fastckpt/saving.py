@@ -20,7 +20,7 @@ from .containers.zip_writer import (
     archive_name,
     serialization_id,
 )
-from .destination import naming, open_destination
+from .destination import open_destination, write_at
 from .progress import check as check_progress
 from .progress import reporting
 
@@ -271,11 +271,7 @@ class Writer:
         if self.destination.fd < 0:
             self.destination.write(data)
             return
-        view, at = memoryview(data), self.destination.base + start
-        with naming(self.destination.name):
-            while view:
-                done = os.pwrite(self.destination.fd, view, at)
-                view, at = view[done:], at + done
+        write_at(self.destination.fd, self.destination.base + start, data, self.destination.name)
 
     def _stream(self, row):
         """Write one storage behind what was written so far."""

@@ -53,7 +53,7 @@ class Tail:
 def find_end(source):
     """Find the end of the archive: (End, other usable Ends before it, Tail).
 
-    Raises FormatError, with the reason, where there is none.
+    The first may have a rival. Raises FormatError, with the reason, where there is none.
     """
     reason = None
     for reach, most in ((COMMENT_REACH, COMMENT_REACH), (PADDING_REACH, MOST_IN_PADDING)):
@@ -71,15 +71,29 @@ def find_end(source):
             break
     if not ends:
         raise reason or _no_end(source, tail)
-    if ends[0].rival is not None:
-        raise _error(
-            tail,
-            ends[0].at,
-            f"there are two directories, at byte {ends[0].rival} (where the end record says) and right before it, "
-            f"at byte {ends[0].directory}: two archives in one file, or one in the other's comment; "
-            f"cut it into its parts",
-        )
     return ends[0], ends[1:], tail
+
+
+def two_directories(end, tail):
+    """The error for an end record that two directories could belong to."""
+    return _error(
+        tail,
+        end.at,
+        f"there are two directories, at byte {end.rival} (where the end record says) and right before it, "
+        f"at byte {end.directory}: two archives in one file, or one in the other's comment; "
+        f"cut it into its parts",
+    )
+
+
+def comment_nbytes(end, tail):
+    """How many bytes of comment the end record speaks of."""
+    return _zip.end_record(tail.bytes(end.at, END_NBYTES), 0)[-1]
+
+
+def end_record_64(end, tail):
+    """Where the zip64 end record lies and where its locator says it does; None where there is none."""
+    wide = _read_end_64(tail, end.at)
+    return None if wide is None else (wide.at, wide.claimed + end.bias)
 
 
 def read_end(tail, at):
@@ -199,8 +213,10 @@ def _place(tail, at, stop, nbytes, offset, count, bias):
     nearest = stop - nbytes
     if not count:
         return nearest, 0, None
+    if offset == nearest:  # whether it begins as it should is seen when it is read
+        return offset, 0, None
     claims = [p for p in (nearest, offset) if p <= nearest and _has_header(tail, p, central=True)]
-    if offset != nearest and len(claims) == 2:
+    if len(claims) == 2:
         return nearest, 0, offset
     if offset in claims:
         return offset, 0, None

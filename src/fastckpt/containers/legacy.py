@@ -25,14 +25,15 @@ class LegacyContainer:
     """A legacy stream, opened: what the object pickle holds, and where its storages lie.
 
     ``records`` has one row for each storage that the key list names, in its order; ``rows`` maps a storage key to
-    its row. No storage byte is read.
+    its row. No storage byte is read. With ``problems``, a list, errors about single storages are put into it, and the others
+    are laid out as far as that is possible.
     """
 
     kind = "legacy"
     byteorder = "little"
 
-    def __init__(self, source, **options):
-        self.source = source
+    def __init__(self, source, problems=None, **options):
+        self.source, self.problems = source, problems
         stream = self.stream = PickleStream(source, 0, source.nbytes, **options)
         if (magic := stream.pickle("magic number").obj) != MAGIC:
             raise stream.error(f"the magic number is {short(magic)}, {MAGIC:#x} is expected")
@@ -45,81 +46,119 @@ class LegacyContainer:
         self.object_offset = stream.offset
         self.unpickled = stream.pickle("object", OBJECT_WINDOW, pids=PIDS_LEGACY)
         self.object_nbytes = self.unpickled.end
-        keys = stream.pickle("list of storage keys").obj
+        keys = self._read_keys()
         self.unpickled.unknown = list(stream.unknown)
         self._lay_out(keys)
 
-    def _lay_out(self, keys):
-        """Compute where each storage lies from the sizes that the object gives, and compare the counts."""
+    def _report(self, error):
+        if self.problems is None:
+            raise error
+        self.problems.append(error)
+
+    def _read_keys(self):
+        """The keys of the storages that follow, in their order."""
         stream = self.stream
+        keys = stream.pickle("list of storage keys").obj
         if not isinstance(keys, list) or not all(type(key) in (str, int, bytes) for key in keys):
             raise stream.error(
                 f"the list of storage keys is {short(keys)}; a list of strings is expected"
             )
         keys = [key_text(key) for key in keys]
-        specs = {spec.key: spec for spec in self.unpickled.storages if spec.root is None}
         if len(set(keys)) != len(keys):
             twice = collections.Counter(keys).most_common(1)[0][0]
             raise stream.error(
                 f"the list of storage keys names {twice!r} twice, with two contents; the file is damaged"
             )
-        for key in keys:
-            if key not in specs:
-                raise stream.error(
-                    f"the list of storage keys names {key!r}, which the object never mentions: how many bytes to skip is unknown"
-                )
+        return keys
+
+    def _lay_out(self, keys):
+        """Compute where each storage lies from the sizes that the object gives, and compare the counts."""
+        stream = self.stream
+        specs = {spec.key: spec for spec in self.unpickled.storages if spec.root is None}
         listed = set(keys)
+        for row, key in enumerate(keys):
+            if key not in specs:
+                self._report(
+                    stream.error(
+                        f"the list of storage keys names {key!r}, which the object never mentions: how many bytes to skip is unknown"
+                    )
+                )
+                keys = keys[:row]
+                break
         for key in specs:
             if key not in listed:
-                raise stream.error(
-                    f"storage {key!r} is not in the list of storage keys: its data is not in the file, which is damaged"
+                self._report(
+                    stream.error(
+                        f"storage {key!r} is not in the list of storage keys: its data is not in the file, which is damaged",
+                        record=key,
+                    )
                 )
         nbytes = np.array([specs[key].nbytes for key in keys], dtype=np.int64)
         itemsize = np.array([DTYPES[specs[key].dtype].itemsize for key in keys], dtype=np.int64)
         offset = np.empty(len(keys), dtype=np.int64)
-        at = stream.offset
+        at, there = stream.offset, len(keys)
         for row, size in enumerate(nbytes.tolist()):  # Python's ints: no sum of sizes wraps
             if COUNT_NBYTES + size > source_left(stream, at):
                 stream.offset = at
-                raise stream.cut_short(f"storage {keys[row]!r}", COUNT_NBYTES + size)
+                self._report(
+                    stream.cut_short(f"storage {keys[row]!r}", COUNT_NBYTES + size, keys[row])
+                )
+                there = row
+                break
             offset[row] = at + COUNT_NBYTES
             at += COUNT_NBYTES + size
+        keys, offset, nbytes, itemsize = (
+            keys[:there],
+            offset[:there],
+            nbytes[:there],
+            itemsize[:there],
+        )
         self.records = Records(keys, offset, nbytes)
         self.rows = {key: row for row, key in enumerate(keys)}
         self.end = at
         self._compare_counts(offset - COUNT_NBYTES, nbytes // itemsize)
 
     def _compare_counts(self, offset, expected):
-        if self.source.fd >= 0 or self.source.view is not None:
-            status, row, found = _legacy.compare_counts(self.source, offset, expected)
-        else:
-            status, row, found = 0, 0, 0
-            for row, (at, count) in enumerate(zip(offset.tolist(), expected.tolist(), strict=True)):  # noqa: B007
+        """Compare the counts of elements in the stream with those that the pickle gives."""
+        row, found = self._wrong_count(offset, expected)
+        while row is not None:
+            name, at = self.records.names[row], int(offset[row])
+            self._report(
+                FormatError(
+                    f"{self.source.name}: storage {name!r} at byte {at}: the stream counts {found} elements, the pickle says "
+                    f"{expected[row]}; the file is damaged",
+                    path=self.source.name,
+                    record=name,
+                    offset=at,
+                )
+            )
+            row, found = self._wrong_count(offset, expected, row + 1)
+
+    def _wrong_count(self, offset, expected, first=0):
+        """The first row from ``first`` on whose count is not what is expected, and that count; (None, 0) where all are."""
+        offset, expected = offset[first:], expected[first:]
+        if self.source.fd < 0 and self.source.view is None:
+            for row, (at, count) in enumerate(zip(offset.tolist(), expected.tolist(), strict=True)):
                 found = int.from_bytes(self.source.read(at, COUNT_NBYTES), "little", signed=True)
                 if found != count:
-                    status = _legacy.WRONG_COUNT
-                    break
+                    return first + row, found
+            return None, 0
+        status, row, found = _legacy.compare_counts(self.source, offset, expected)
         if status == _legacy.WRONG_COUNT:
-            name, at = self.records.names[row], int(offset[row])
-            raise FormatError(
-                f"{self.source.name}: storage {name!r} at byte {at}: the stream counts {found} elements, the pickle says "
-                f"{expected[row]}; the file is damaged",
-                path=self.source.name,
-                record=name,
-                offset=at,
-            )
+            return first + row, found
         if status > 0:
             raise OSError(status, os.strerror(status), self.source.name)
         if status:
             raise self.source.short(int(offset[row]), COUNT_NBYTES, 0)
+        return None, 0
 
     def locate(self, rows):
         """Every offset is known."""
 
-    def unpickle_again(self):
-        """The object once more, with containers of its own."""
+    def unpickle_again(self, **options):
+        """The object once more, with containers of its own; ``options`` are more of those of unpickle."""
         self.stream.offset = self.object_offset
-        return self.stream.pickle("object", self.object_nbytes, pids=PIDS_LEGACY)
+        return self.stream.pickle("object", self.object_nbytes, pids=PIDS_LEGACY, **options)
 
     def pickle_bytes(self):
         """The bytes of the object's pickle."""

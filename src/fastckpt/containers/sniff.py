@@ -78,7 +78,8 @@ def ends_in_archive(source):
     from ._zip_end import find_end
 
     try:
-        return find_end(source)[0].entries > 0
+        end = find_end(source)[0]
+        return end.entries > 0 and end.rival is None
     except FormatError:
         return False
 

@@ -28,9 +28,8 @@ class PickleStream:
             try:
                 # Let go at once: an error that somebody keeps must not keep the caller's buffer from changing its size.
                 with memoryview(self.peek(min(window, left))) as data:
-                    result = unpickle(
-                        data, where=where, offset=self.offset, **self.options, **options
-                    )
+                    options = {**self.options, **options}
+                    result = unpickle(data, where=where, offset=self.offset, **options)
             except Truncated as error:
                 if window >= left:
                     raise FormatError(
@@ -77,13 +76,19 @@ class PickleStream:
             int.from_bytes(data[i : i + 8], "little", signed=True) for i in range(0, 8 * count, 8)
         )
 
-    def cut_short(self, what, nbytes):
+    def cut_short(self, what, nbytes, record=None):
         return FormatError(
             f"{self.source.name}: {what} at byte {self.offset} takes {nbytes} bytes, {self.end - self.offset} are left; "
             f"the file is cut short, an interrupted copy or download?",
             path=self.source.name,
+            record=record,
             offset=self.offset,
         )
 
-    def error(self, problem, kind=FormatError):
-        return kind(f"{self.source.name}: {problem}", path=self.source.name, offset=self.offset)
+    def error(self, problem, kind=FormatError, record=None):
+        return kind(
+            f"{self.source.name}: {problem}",
+            path=self.source.name,
+            record=record,
+            offset=self.offset,
+        )

@@ -6,7 +6,7 @@ Storages and tensors have numbers of their own, and the object's pickle refers t
 from .._spec import Global, storage_spec, tensor_spec
 from .._unpickler import PIDS_TAR
 from ..dtypes import DTYPES
-from ..errors import FormatError, short
+from ..errors import CheckpointError, FormatError, short
 from ..records import Records
 from ._tar_members import checkpoint_members
 from .stream import PickleStream
@@ -15,24 +15,40 @@ MOST_DIMENSIONS = 64  # torch's own bound
 
 
 class TarContainer:
-    """A tar checkpoint, opened; see LegacyContainer for what it offers."""
+    """A tar checkpoint, opened; see LegacyContainer for what it offers.
+
+    ``left`` says by member how many bytes stand behind what was read of it. With ``problems`` what follows an error is left out;
+    ``unpickled`` is None then.
+    """
 
     kind = "tar"
     byteorder = "little"
 
-    def __init__(self, source, **options):
-        self.source = source
-        self.members = checkpoint_members(source)
+    def __init__(self, source, problems=None, **options):
+        self.source, self.problems = source, problems
+        self.members = self._find_members()
         self.end = source.nbytes
         self.options = options
         self.storages, self.tensors, self.objects, self.unknown = [], [], {}, []
         self._names, self._offsets, self._nbytes = [], [], []
-        self._read_storages(self._stream("storages"))
-        self._read_tensors(self._stream("tensors"))
+        self.left, self.unpickled = {}, None
+        try:
+            self._read()
+        except CheckpointError as error:
+            if problems is None:
+                raise
+            problems.append(error)
         self.records = Records(self._names, self._offsets, self._nbytes)
         self.rows = {name: row for row, name in enumerate(self._names)}
+
+    def _read(self):
+        self._read_storages(self._stream("storages"))
+        self._read_tensors(self._stream("tensors"))
         self.unpickled = self.unpickle_again()
         self.unpickled.unknown = self.unknown + self.unpickled.unknown
+
+    def _find_members(self):
+        return checkpoint_members(self.source)
 
     def _stream(self, member):
         offset, nbytes = self.members[member]
@@ -71,6 +87,7 @@ class TarContainer:
             self._offsets.append(offset)
             self._nbytes.append(count * itemsize)
         self._read_views(stream)
+        self.left["storages"] = stream.end - stream.offset
         self.unknown += stream.unknown
 
     def _add_storage(self, key, dtype, nbytes, location, root=None, offset=0):
@@ -126,11 +143,11 @@ class TarContainer:
             shape, stride = stream.int64s(ndim, "sizes"), stream.int64s(ndim, "strides")
             offset = stream.int64("storage offset")
             numbers = type(key) is int and type(storage_key) is int
-            if not numbers or key in self.objects or storage_key not in self.objects:
+            ref = self._storage(storage_key) if numbers and key not in self.objects else None
+            if ref is None:
                 raise stream.error(
                     f"tensor {short(key)} of storage {short(storage_key)}: no such storage, or a key that is taken"
                 )
-            ref = self.objects[storage_key]
             if not hasattr(ref, "storage") or hasattr(ref, "shape"):
                 raise stream.error(f"tensor {key} lies in {storage_key}, which is a tensor")
             try:
@@ -139,21 +156,27 @@ class TarContainer:
                 raise stream.error(f"tensor {key}: {error}") from None
             self.tensors.append(spec)
             self.objects[key] = spec
+        self.left["tensors"] = stream.end - stream.offset
         self.unknown += stream.unknown
+
+    def _storage(self, key):
+        """The storage of a key, None where there is none."""
+        return self.objects.get(key)
 
     def locate(self, rows):
         """Every offset is known."""
 
-    def unpickle_again(self):
-        """The object, with containers of its own."""
+    def unpickle_again(self, **options):
+        """The object, with containers of its own; ``options`` are more of those of unpickle."""
         stream = self._stream("pickle")
+        options = {"tar_objects": self.objects, **options}
         return stream.pickle(
             "object",
             1 << 18,
             pids=PIDS_TAR,
-            tar_objects=self.objects,
             storages=self.storages,
             tensors=self.tensors,
+            **options,
         )
 
     def pickle_bytes(self):

@@ -16,7 +16,7 @@ from .._crc32 import crc32
 from ..errors import ChecksumError, FormatError, UnsupportedError
 from ..records import DEFLATED, NO_CRC, STORED, Records
 from ._zip_contents import no_pickle
-from ._zip_end import find_end
+from ._zip_end import find_end, two_directories
 
 PICKLE = "data.pkl"
 VERSION_RECORDS = (".data/version", "version")  # the first one counts where both are there
@@ -39,10 +39,12 @@ def open_zip(source, *, verify=True):
     Raises FormatError, UnsupportedError, or ChecksumError (not with ``verify=False``).
     """
     end, others, tail = find_end(source)
+    if end.rival is not None:
+        raise two_directories(end, tail)
     directory = tail.bytes(end.directory, end.nbytes)
     columns = _read_directory(source, end, directory)
     _check_alone(source, end, others, columns)
-    names = _unify_separators(directory, columns)
+    names = unify_separators(directory, columns)
     prefix = _find_prefix(source, names, columns)
     columns = _select(names, columns, prefix)
     return ZipContainer(source, end.end, directory, names, columns, prefix, verify)
@@ -164,43 +166,16 @@ class ZipContainer:
         method, stored, nbytes = (
             c[rows] for c in (self.records.method, self.records.stored_nbytes, self.records.nbytes)
         )
-        wrong = (flags & _zip_local.UNREADABLE) != 0
-        wrong |= (method != STORED) & (method != DEFLATED)
-        wrong |= (method == STORED) & (stored != nbytes)
-        # an empty deflate stream has two bytes; no sum or product here leaves 64 bits
-        wrong |= (method == DEFLATED) & (nbytes // MOST_INFLATION > stored)
-        wrong |= (nbytes > 0) & (stored == 0)
+        wrong = unusable_rows(flags, method, stored, nbytes)
         if wrong.any():
             raise self._unusable(int(rows[wrong.argmax()]))
 
     def _unusable(self, row):
-        flags = int(self._columns[_zip.FLAGS, row])
-        method, stored, nbytes = (
-            int(c[row])
-            for c in (self.records.method, self.records.stored_nbytes, self.records.nbytes)
+        columns = (self.records.method, self.records.stored_nbytes, self.records.nbytes)
+        kind, problem = unusable(
+            int(self._columns[_zip.FLAGS, row]), *(int(column[row]) for column in columns)
         )
-        name = self.records.names[row]
-        if flags & _zip_local.UNREADABLE:
-            return self.error(
-                f"the directory marks it as encrypted or masked (flags {flags:#06x}); save it again without a password",
-                name,
-                kind=UnsupportedError,
-            )
-        if method not in (STORED, DEFLATED):
-            return self.error(
-                f"it is packed with method {method}{METHODS.get(method, '')}; 0 (stored) and 8 (deflate) can be read: "
-                f"unpack the archive and pack it again",
-                name,
-                kind=UnsupportedError,
-            )
-        if method == STORED:
-            return self.error(
-                f"it is stored as it is, yet has {nbytes} bytes of content in {stored}", name
-            )
-        return self.error(
-            f"the directory says that {stored} bytes inflate to {nbytes}; deflate yields {MOST_INFLATION} times at most",
-            name,
-        )
+        return self.error(problem, self.records.names[row], kind=kind)
 
     def _local_error(self, status, row):
         name = self.records.names[row]
@@ -208,17 +183,17 @@ class ZipContainer:
         if status > 0:
             return OSError(status, os.strerror(status), self.source.name)
         if status == _zip_local.LOCAL_SHORT:
-            return self.source.short(at, _LOCAL_NBYTES, max(0, self.source.nbytes - at))
-        head = bytes(self.source.read(at, _LOCAL_NBYTES))
+            return self.source.short(at, LOCAL_NBYTES, max(0, self.source.nbytes - at))
+        head = bytes(self.source.read(at, LOCAL_NBYTES))
         if status == _zip_local.LOCAL_SIGNATURE:
             problem = f"a local header (50 4b 03 04) should be there, found is {head[:4].hex(' ')}"
         elif status == _zip_local.LOCAL_FLAGS:
             problem = f"its local header marks it as encrypted or masked (flags {head[7]:02x}{head[6]:02x})"
         elif status == _zip_local.LOCAL_NAME:
             nbytes = min(
-                int.from_bytes(head[26:28], "little"), self.source.nbytes - at - _LOCAL_NBYTES
+                int.from_bytes(head[26:28], "little"), self.source.nbytes - at - LOCAL_NBYTES
             )
-            found = bytes(self.source.read(at + _LOCAL_NBYTES, nbytes)).decode(
+            found = bytes(self.source.read(at + LOCAL_NBYTES, nbytes)).decode(
                 "utf-8", "backslashreplace"
             )
             problem = f"its local header calls it {found!r}, the directory does not"
@@ -279,7 +254,7 @@ class ZipContainer:
         )
 
 
-_LOCAL_NBYTES = 30
+LOCAL_NBYTES = 30
 METHODS = {
     1: " (shrink)",
     6: " (implode)",
@@ -289,6 +264,34 @@ METHODS = {
     93: " (zstd)",
     95: " (xz)",
 }
+
+
+def unusable_rows(flags, method, stored, nbytes):
+    """Which entries, given in columns, cannot be read by what the directory says of them."""
+    wrong = (flags & _zip_local.UNREADABLE) != 0
+    wrong |= (method != STORED) & (method != DEFLATED)
+    wrong |= (method == STORED) & (stored != nbytes)
+    # an empty deflate stream has two bytes; no sum or product here leaves 64 bits
+    wrong |= (method == DEFLATED) & (nbytes // MOST_INFLATION > stored)
+    return wrong | (nbytes > 0) & (stored == 0)
+
+
+def unusable(flags, method, stored, nbytes):
+    """Why an entry cannot be read: the kind of error, and what is wrong with it."""
+    if flags & _zip_local.UNREADABLE:
+        return UnsupportedError, (
+            f"the directory marks it as encrypted or masked (flags {flags:#06x}); save it again without a password"
+        )
+    if method not in (STORED, DEFLATED):
+        return UnsupportedError, (
+            f"it is packed with method {method}{METHODS.get(method, '')}; 0 (stored) and 8 (deflate) can be read: "
+            f"unpack the archive and pack it again"
+        )
+    if method == STORED:
+        return FormatError, f"it is stored as it is, yet has {nbytes} bytes of content in {stored}"
+    return FormatError, (
+        f"the directory says that {stored} bytes inflate to {nbytes}; deflate yields {MOST_INFLATION} times at most"
+    )
 
 
 class RecordNames(Sequence):
@@ -393,34 +396,39 @@ DIRECTORY_PROBLEMS = {
     _zip.ENTRY_HEADER: "its offset lies behind the directory",
     _zip.ENTRY_STORED: "it is larger than the file",
     _zip.ENTRY_NBYTES: "its size has more than 63 bits",
+    _zip.ENTRY_LENGTH: "its name, extra field or comment reach over the next entry",
     _zip.ENTRIES_LEFT: "the end record counts no more entries, the directory has bytes left",
 }
 
 
 def _check_alone(source, end, others, columns):
-    """Refuse a source in which a second archive could be meant; one inside the data of a record is only data."""
+    """Refuse a source in which a second archive could be meant."""
+    for offset, problem in second_archives(source, end, others, columns):
+        raise FormatError(f"{source.name}: {problem}", path=source.name, offset=offset)
+
+
+def second_archives(source, end, others, columns):
+    """Yield where a second archive could be meant, and why; one inside the data of a record is only data."""
     headers = columns[_zip.HEADER]
-    start = int(headers.min()) if end.entries else end.directory
+    start = int(headers.min()) if columns.shape[1] else end.directory
     if start and source.nbytes >= 4 and _zip.has_header(source.read(0, 4), 0, False):
-        raise FormatError(
-            f"{source.name}: a ZIP archive begins at byte 0, and the one that ends at byte {end.end} begins at byte "
-            f"{start}: two archives in one file, or a damaged one with an archive inside; cut it into its parts",
-            path=source.name,
-            offset=start,
+        yield (
+            start,
+            f"a ZIP archive begins at byte 0, and the one that ends at byte {end.end} begins at byte {start}: two archives in "
+            f"one file, or a damaged one with an archive inside; cut it into its parts",
         )
     for other in others:
-        first = headers + _LOCAL_NBYTES + columns[_zip.NAME_NBYTES]
+        first = headers + LOCAL_NBYTES + columns[_zip.NAME_NBYTES]
         # the whole of it, comment and all: where it says it ends
         if not ((first <= other.directory) & (other.end <= columns[_zip.LIMIT])).any():
-            raise FormatError(
-                f"{source.name}: there are two ZIP end records, at bytes {other.at} and {end.at}, each with a directory: "
+            yield (
+                other.at,
+                f"there are two ZIP end records, at bytes {other.at} and {end.at}, each with a directory: "
                 f"two archives in one file, or one hidden in the other's comment; cut it into its parts",
-                path=source.name,
-                offset=other.at,
             )
 
 
-def _unify_separators(directory, columns):
+def unify_separators(directory, columns):
     """The bytes to read names from: backslashes are slashes where no name has a slash, as old Windows tools wrote."""
     if not columns.shape[1] or b"\\" not in directory:
         return directory
@@ -440,24 +448,37 @@ def _unify_separators(directory, columns):
 
 def _find_prefix(source, names, columns):
     """What the names of the checkpoint's records begin with: the folder of data.pkl and its slash."""
+    prefixes = find_prefixes(names, columns)
+    if not prefixes:
+        raise no_pickle(source, RecordNames(names, columns, 0))
+    if len(prefixes) > 1:
+        raise FormatError(
+            f"{source.name}: a ZIP archive with {two_checkpoints(prefixes)}", path=source.name
+        )
+    return prefixes[0].encode("utf-8", "surrogateescape")
+
+
+def find_prefixes(names, columns):
+    """The folders of checkpoints, each with its slash; only one should there be."""
     _zip.set_kinds(names, columns, columns.shape[1])
     text = RecordNames(names, columns, 0)
     rows = np.flatnonzero(columns[_zip.KIND] == _zip.IS_PICKLE)
-    if not len(rows):
-        raise no_pickle(source, text)
     prefixes = sorted(
-        {text[row].removesuffix(PICKLE) for row in rows}, key=lambda prefix: prefix.count("/")
+        dict.fromkeys(text[row].removesuffix(PICKLE) for row in rows),
+        key=lambda prefix: prefix.count("/"),
     )
-    first, *others = prefixes
-    for other in others:
-        # a storage may have any key, and TorchScript code any module name
-        if not other.startswith(tuple(first + folder for folder in (*STORAGE_FOLDERS, "code/"))):
-            raise FormatError(
-                f"{source.name}: a ZIP archive with two checkpoints, {first + PICKLE!r} and {other + PICKLE!r}; "
-                f"unpack it and pack each folder into an archive of its own",
-                path=source.name,
-            )
-    return first.encode("utf-8", "surrogateescape")
+    # a storage may have any key, and TorchScript code any module name
+    inside = (
+        tuple(prefixes[0] + folder for folder in (*STORAGE_FOLDERS, "code/")) if prefixes else ()
+    )
+    return prefixes[:1] + [other for other in prefixes[1:] if not other.startswith(inside)]
+
+
+def two_checkpoints(prefixes):
+    return (
+        f"two checkpoints, {prefixes[0] + PICKLE!r} and {prefixes[1] + PICKLE!r}; "
+        f"unpack it and pack each folder into an archive of its own"
+    )
 
 
 def _select(names, columns, prefix):

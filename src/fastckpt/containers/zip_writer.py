@@ -78,7 +78,7 @@ class ZipLayout:
         self.total = self.directory + self._directory_nbytes() + END_RECORDS_NBYTES
 
     def _place_once(self):
-        self._zip64_nbytes = 16 * self._large + 8 * self._far + 4 * (self._large | self._far)
+        self._zip64_nbytes = _zip64_nbytes(self._large, self._far)
         head = LOCAL.itemsize + self._name_nbytes + self._zip64_nbytes + PADDING_HEAD_NBYTES
         descriptor = np.where(self._large | self._far, 24, 16) * (self.nbytes > 0)
         behind = self.nbytes + descriptor
@@ -188,6 +188,18 @@ def _rows(table):
     """The bytes of each row of a structured array."""
     data, nbytes = table.tobytes(), table.itemsize
     return [data[at : at + nbytes] for at in range(0, len(data), nbytes)]
+
+
+def data_offset(header, name_nbytes, nbytes, alignment=ALIGNMENT):
+    """Where the data of a record begins whose local header lies at byte ``header`` of the archive."""
+    large, far = nbytes >= MAX32, header >= MAX32
+    end = header + LOCAL.itemsize + name_nbytes + _zip64_nbytes(large, far) + PADDING_HEAD_NBYTES
+    return end + -end % alignment
+
+
+def _zip64_nbytes(large, far):
+    """How long the zip64 field of a record is, in the file; columns or single values."""
+    return 16 * large + 8 * far + 4 * (large | far)
 
 
 def archive_name(path=None):

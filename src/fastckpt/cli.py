@@ -1,0 +1,192 @@
+"""The command line: ls, info, verify, scan and salvage. Torch is never imported, and nothing is before it is needed.
+
+Data goes to stdout, words to stderr. Exit status: 0 all is well, 1 a file is damaged, unsafe or not to be read, 2 wrong usage.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+from importlib import import_module
+
+from .terminal import printable
+
+OK, BAD, INTERRUPTED = 0, 1, 128 + signal.SIGINT
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; the exit status."""
+    options = parser().parse_args(arguments)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        status = options.command(options)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever reads has enough, as head has. What is still buffered must not fail again when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return status
+
+
+def parser():
+    made = argparse.ArgumentParser(
+        prog=program(),
+        description="Look into files that torch.save wrote, without torch and without running what is in them.",
+        epilog="Exit status: 0 all is well, 1 a file is damaged, unsafe or not to be read, 2 wrong usage.",
+    )
+    made.add_argument("--version", action="version", version=f"%(prog)s {public('__version__')}")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--json", action="store_true", help="print JSON")
+    common.add_argument("--debug", action="store_true", help="print the traceback of an error")
+    commands = made.add_subparsers(metavar="COMMAND", required=True)
+
+    def command(name, function, text):
+        made = commands.add_parser(name, parents=[common], help=text, description=text)
+        made.set_defaults(command=function)
+        return made
+
+    ls = command("ls", run_ls, "List the tensors of a checkpoint.")
+    ls.add_argument("file", metavar="FILE")
+    info = command("info", run_info, "Say what a checkpoint is.")
+    info.add_argument("file", metavar="FILE")
+    verify = command("verify", run_verify, "Read files whole and compare every checksum.")
+    verify.add_argument("files", metavar="FILE", nargs="+")
+    verify.add_argument("--threads", type=positive, metavar="N", help="how many threads read")
+    verify.add_argument("--progress", action="store_true", help="show a bar (needs tqdm)")
+    scan = command("scan", run_scan, "Say what the pickles of files would run.")
+    scan.add_argument("files", metavar="FILE", nargs="+")
+    salvage = command(
+        "salvage", run_salvage, "Write what is left of a damaged checkpoint to a new one."
+    )
+    salvage.add_argument("broken", metavar="BROKEN")
+    salvage.add_argument("out", metavar="OUT")
+    salvage.add_argument("--overwrite", action="store_true", help="replace OUT where it exists")
+    return made
+
+
+def program():
+    """How it was started."""
+    name = os.path.basename(sys.argv[0])
+    return f"python -m {__package__}" if name == "__main__.py" else name
+
+
+def positive(text):
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return number
+
+
+def public(name):
+    """What the package offers under a name, imported now."""
+    return getattr(import_module(__package__), name)
+
+
+# -- commands -------------------------------------------------------------------------------------------------------
+
+
+def run_ls(options):
+    return each([options.file], options, list_tensors)
+
+
+def run_info(options):
+    return each([options.file], options, tell_info)
+
+
+def run_verify(options):
+    arguments = {"threads": options.threads, "progress": options.progress or None}
+    return each(options.files, options, lambda path: public("verify")(path, **arguments))
+
+
+def run_scan(options):
+    return each(options.files, options, lambda path: public("scan")(path))
+
+
+def run_salvage(options):
+    salvage = public("salvage")
+    arguments = {"overwrite": options.overwrite}
+    return each([options.broken], options, lambda path: salvage(path, options.out, **arguments))
+
+
+class Listing:
+    """Something to print: rows of columns or one object, in the form that reports have."""
+
+    ok = True
+
+    def __init__(self, value, text):
+        self.value, self.text = value, text
+
+    def as_dict(self):
+        return self.value
+
+    def __str__(self):
+        return self.text
+
+
+def list_tensors(path):
+    with public("open")(path) as checkpoint:
+        listing = import_module(".listing", __package__)
+        rows = listing.tensor_rows(checkpoint)
+        return Listing(rows, listing.table(rows))
+
+
+def tell_info(path):
+    with public("open")(path) as checkpoint:
+        info = checkpoint.info
+    width = max(map(len, info))
+    lines = [f"{key:{width}}  {shown(value)}" for key, value in info.items()]
+    return Listing(info, "\n".join(lines))
+
+
+def shown(value):
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(printable, value)) or "-"
+    return "-" if value is None else printable(str(value))
+
+
+# -- printing -------------------------------------------------------------------------------------------------------
+
+
+def each(paths, options, report_on):
+    """Print the report on each file. JSON of one file is its object, of several a list of objects, errors among them."""
+    status, printed = OK, []
+    for path in paths:
+        try:
+            report = report_on(path)
+        except (ValueError, OSError, RecursionError, ImportError) as error:
+            if isinstance(error, BrokenPipeError) or options.debug:
+                raise
+            status = BAD
+            message = reason(error, path)
+            say(message)
+            printed.append({"name": path, "ok": False, "error": message})
+            continue
+        status = max(status, OK if report.ok else BAD)
+        if options.json:
+            printed.append(report.as_dict())
+        else:
+            print(printable(str(report), keep="\n"))
+    if options.json:
+        found = printed[0] if len(paths) == 1 else printed
+        print(json.dumps(found, indent=2))
+    return status
+
+
+def reason(error, path):
+    """An error in one line."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename or path}: {error.strerror}"
+    return " ".join(str(error).split("\n"))
+
+
+def say(message):
+    print(printable(f"{program()}: {message}"), file=sys.stderr)

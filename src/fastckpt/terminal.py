@@ -1,0 +1,12 @@
+"""Text from a file, made fit to be shown: what a file calls its tensors must do nothing to a terminal."""
+
+
+def printable(text, keep=""):
+    """Text with every character escaped that is not there to be seen, newlines too, but for those in ``keep``."""
+    if text.isprintable():
+        return text
+    return "".join([c if c.isprintable() or c in keep else escaped(c) for c in text])
+
+
+def escaped(character):
+    return character.encode("unicode-escape", "backslashreplace").decode("ascii")
