@@ -106,6 +106,11 @@ class LazyTensor(Leaf):
         return hash((id(self._checkpoint), id(self.leaf)))
 
     @property
+    def checkpoint(self):
+        """The open Checkpoint that it is read from."""
+        return self._checkpoint
+
+    @property
     def path(self) -> tuple[Any, ...]:
         """The keys that lead to the tensor; the first such path, where there are several."""
         return self._checkpoint.path_of(self.leaf)
