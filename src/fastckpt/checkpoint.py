@@ -210,7 +210,7 @@ class Checkpoint(Mapping[Any, LazyTensor]):
             named_tensors(unpickled.obj), named_tensors(self.contents.unpickled.obj), strict=True
         )
         known = {id(leaf): original for (_, leaf), (_, original) in pairs if alike(leaf, original)}
-        return substitute(unpickled.obj, LazyBridge(self, known), lazy, self.limits.object_depth)
+        return substitute(unpickled.obj, LazyBridge(self, known), lazy, self.limits)
 
     @property
     def info(self) -> dict[str, Any]:

@@ -14,6 +14,11 @@ from .stream import PickleStream
 MOST_DIMENSIONS = 64  # torch's own bound
 
 
+def is_key(value):
+    """Whether a value can be the number of a storage or tensor: an address, in practice."""
+    return type(value) is int and -(2**63) <= value < 2**64
+
+
 class TarContainer:
     """A tar checkpoint, opened; see LegacyContainer for what it offers.
 
@@ -69,7 +74,7 @@ class TarContainer:
                     f"2016's alpha releases are not known to any release)"
                 )
             key, location, cls = described
-            if type(key) is not int or not isinstance(cls, Global) or cls.storage_dtype < 0:
+            if not is_key(key) or not isinstance(cls, Global) or cls.storage_dtype < 0:
                 raise stream.error(
                     f"a storage is described by {short(described)}; (key, location, class) is expected"
                 )
@@ -101,11 +106,7 @@ class TarContainer:
         if not isinstance(views, list):
             raise stream.error(f"the list of storage views is {short(views)}")
         for view in views:
-            if (
-                not isinstance(view, tuple)
-                or len(view) != 4
-                or any(type(n) is not int for n in view)
-            ):
+            if not isinstance(view, tuple) or len(view) != 4 or not all(map(is_key, view)):
                 raise stream.error(
                     f"a storage view is {short(view)}; (key, root, offset, count) is expected"
                 )
@@ -142,7 +143,7 @@ class TarContainer:
                 )
             shape, stride = stream.int64s(ndim, "sizes"), stream.int64s(ndim, "strides")
             offset = stream.int64("storage offset")
-            numbers = type(key) is int and type(storage_key) is int
+            numbers = is_key(key) and is_key(storage_key)
             ref = self._storage(storage_key) if numbers and key not in self.objects else None
             if ref is None:
                 raise stream.error(

@@ -46,8 +46,11 @@ def open_zip(source, *, verify=True):
     _check_alone(source, end, others, columns)
     names = unify_separators(directory, columns)
     prefix = _find_prefix(source, names, columns)
-    columns = _select(names, columns, prefix)
-    return ZipContainer(source, end.end, directory, names, columns, prefix, verify)
+    selected = _select(names, columns, prefix)
+    container = ZipContainer(source, end.end, directory, names, selected, prefix, verify)
+    if container.byteorder is None:
+        _check_no_byteorder(source, names, columns, prefix)
+    return container
 
 
 class ZipContainer:
@@ -479,6 +482,29 @@ def two_checkpoints(prefixes):
         f"two checkpoints, {prefixes[0] + PICKLE!r} and {prefixes[1] + PICKLE!r}; "
         f"unpack it and pack each folder into an archive of its own"
     )
+
+
+def _check_no_byteorder(source, names, columns, prefix):
+    """See that no byte order is missed because its name is damaged in the directory, where nothing has a checksum.
+
+    Numbers would come out with their bytes in the wrong order, each record of them verified.
+    """
+    expected = prefix + BYTEORDER_RECORD.encode()
+    for row in np.flatnonzero(columns[_zip.NAME_NBYTES] == len(expected)):
+        at, name_at = int(columns[_zip.HEADER, row]), int(columns[_zip.NAME, row])
+        name = bytes(names[name_at : name_at + len(expected)])
+        if name.startswith(tuple(prefix + folder.encode() for folder in STORAGE_FOLDERS)):
+            continue  # the names of storages are compared when they are read
+        # An entry has room for its name: what reaches into the next one was refused.
+        if source.read(at + LOCAL_NBYTES, len(expected)) == expected:
+            shown = name.decode("utf-8", "backslashreplace")
+            raise FormatError(
+                f"{source.name}: record {BYTEORDER_RECORD!r} at byte {at}: the directory calls it {shown!r}; "
+                f"the file is damaged",
+                path=source.name,
+                record=BYTEORDER_RECORD,
+                offset=at,
+            )
 
 
 def _select(names, columns, prefix):
