@@ -125,12 +125,14 @@ def test_short(case):
 
 
 @pytest.mark.parametrize("key", [HUGE, (HUGE, 1)], ids=["int", "tuple"])
-def test_keys_that_have_no_text(key):
+def test_keys_that_have_no_text(key, tmp_path):
     data = zipped({key: TENSOR, "b": [{key: TENSOR}]})
     with fastckpt.open(data, framework="numpy") as checkpoint:
         assert len(checkpoint) == 2
         assert [checkpoint[name].numpy().tolist() for name in checkpoint] == [[1.0], [1.0]]
         assert "<" in repr(list(checkpoint.values()))
+    assert fastckpt.verify(data).ok
+    assert len(fastckpt.salvage(data, tmp_path / "out.pt").kept) == 2
     kept = fastckpt.load(data, framework="numpy", keys="b.*")
     assert list(kept) == ["b"]
     assert kept["b"][0][key] == np.ones(1, np.float32)
@@ -146,7 +148,14 @@ def long_names(levels, key="k" * 100_000):
     )
 
 
-def test_names_are_bounded():
+NAMING = (
+    lambda data, folder: fastckpt.load(data, framework="numpy", keys="*0"),
+    lambda data, folder: fastckpt.salvage(data, folder / "out.pt"),
+    lambda data, folder: fastckpt.verify(data),
+)
+
+
+def test_names_are_bounded(tmp_path):
     data = long_names(200)
     tracemalloc.start()
     try:
@@ -154,8 +163,9 @@ def test_names_are_bounded():
             with pytest.raises(LimitError, match="load it whole"):
                 list(checkpoint)
             assert checkpoint.read()[0].tolist() == [1.0]
-        with pytest.raises(LimitError, match="load it whole"):
-            fastckpt.load(data, framework="numpy", keys="*0")
+        for read in NAMING:
+            with pytest.raises(LimitError, match="load it whole"):
+                read(data, tmp_path)
         assert tracemalloc.get_traced_memory()[1] < 400 << 20
     finally:
         tracemalloc.stop()

@@ -10,6 +10,7 @@ Needs the folder ``tests`` on the path. Exits with 1 where there is a finding.
 import argparse
 import collections
 import multiprocessing
+import os
 import pathlib
 import sys
 import tempfile
@@ -57,7 +58,7 @@ class Worker:
         log = self.log.read_text()
         kind = "hang" if "Timeout" in log else "crash"
         if stage in (TORCH, COMPARING):  # torch's own business
-            return index, None, f"{kind} in {STAGES[stage]} (mutant {index})"
+            return index, None, f"{kind} in {STAGES[stage]}"
         text = f"exit code {self.process.exitcode}\n{log}"
         return index, Finding(kind, STAGES[stage], log.partition("File")[2][:120], text), kind
 
@@ -68,6 +69,7 @@ class Campaign:
     def __init__(self, mutator, findings):
         self.mutator, self.findings = mutator, findings
         self.mutants, self.words = 0, collections.Counter()
+        self.deaths = []  # mutants that a worker died over
         self.statuses = collections.defaultdict(collections.Counter)
 
     def run(self, jobs, minutes, most=None):
@@ -99,6 +101,7 @@ class Campaign:
         index, finding, word = worker.death()
         if index < 0:
             raise SystemExit(f"a worker died before its first mutant:\n{worker.log.read_text()}")
+        self.deaths.append(index)
         self.note(index, {}, word, [finding] if finding else [])
         return [start(worker.number, index + jobs)] if time.monotonic() < deadline else []
 
@@ -126,6 +129,8 @@ class Campaign:
             f"{word} {count} ({count / total:.1%})" for word, count in self.words.most_common()
         )
         lines.append(f"loaded by torch.load(weights_only=True) and by load: {shares}")
+        if self.deaths:
+            lines.append(f"workers died over the mutants {self.deaths}")
         lines.append(self.findings.report())
         return "\n".join(lines)
 
@@ -133,8 +138,6 @@ class Campaign:
 def reread(mutant, seeds):
     """Read one mutant in this process and show what is found."""
     with tempfile.TemporaryDirectory() as folder:
-        import os
-
         os.chdir(folder)
         reader = Reader()
         reader.warm_up(seeds)

@@ -1,5 +1,6 @@
 """One process that reads mutants. Whatever happens to it, its parent knows which mutant and which way it was at."""
 
+import codecs
 import faulthandler
 import os
 import time
@@ -13,10 +14,7 @@ HANG_SECONDS = 60
 TORCH_SECONDS = 10  # it knows no bounds, and whether it comes to an end is not our business
 MORE_MEMORY = 2 << 30
 NAME = "mutant.pt"
-ODDITIES = (
-    "<html>".encode("utf-16"),
-    b"",
-)  # no checkpoints, whose errors import something themselves
+CODECS = ("utf-16", "unicode-escape")  # which the library asks for by name, and Python imports
 STAGES = [*(way.__name__ for way in ways.EVERY_WAY), "torch.load", "comparing"]
 TORCH, COMPARING = len(STAGES) - 2, len(STAGES) - 1
 
@@ -31,13 +29,15 @@ class Reader:
 
     def warm_up(self, seeds):
         """Import what reading imports, so that later imports are on some file's word."""
+        for name in CODECS:
+            codecs.lookup(name)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for data in (*(seed.data for seed in seeds), *ODDITIES):
-                write(data)
+            for seed in seeds:
+                write(seed.data)
                 for way in ways.EVERY_WAY:
                     try:
-                        way(NAME, data)
+                        way(NAME, seed.data)
                     except Exception:
                         pass
 
