@@ -125,14 +125,15 @@ def test_fill_given_memory(sourced, road):
     data, records = records_of(contents)
     targets = [np.zeros(len(c) + 2, np.uint8) for c in contents]
     address = [t.ctypes.data + 1 for t in targets]
-    assert materialize.fill(sourced(data), records, everything(records), address, threads=2) == 3
+    rows = everything(records)
+    assert materialize.fill(sourced(data), records, rows, address, targets, threads=2) == 3
     assert [bytes(t) for t in targets] == [b"\0" + c + b"\0" for c in contents]
 
 
 def test_addresses_must_fit(sourced):
     data, records = records_of(contents_of([10, 20]))
     with pytest.raises(ValueError, match="1 addresses for 2 records"):
-        materialize.fill(sourced(data), records, [0, 1], [0])
+        materialize.fill(sourced(data), records, [0, 1], [0], None)
 
 
 class TestVerification:

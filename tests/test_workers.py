@@ -1,5 +1,6 @@
 """How many threads, where they run, and how they are told to stop."""
 
+import _thread
 import os
 import sys
 import threading
@@ -127,27 +128,45 @@ class TestRun:
         monkeypatch.setenv("FASTCKPT_SERIAL_BELOW", "1000")
 
     def where(self, nbytes, threads=3):
-        return workers.run(lambda n: (n, threading.current_thread()), nbytes, threads, pytest.fail)
+        return workers.run(lambda n: (n, threading.get_ident()), nbytes, threads, pytest.fail)
 
     def test_small_work_is_done_here(self):
-        assert self.where(999) == (1, threading.current_thread())
+        assert self.where(999) == (1, threading.get_ident())
 
-    def test_other_work_is_done_on_a_thread_that_has_ended(self):
+    def test_other_work_is_done_on_a_thread_of_its_own(self):
         number, thread = self.where(1000)
         assert number == workers.team(3)
-        assert thread is not threading.current_thread()
-        assert not thread.is_alive()
+        assert thread != threading.get_ident()
 
     def test_wrong_threads_are_refused_for_small_work_too(self):
         with pytest.raises(ValueError, match="threads=0"):
             self.where(1, 0)
 
     def test_where_no_thread_is_to_be_had(self, monkeypatch):
-        def start(self):
+        def start(function, arguments):
             raise RuntimeError("can't start new thread")
 
-        monkeypatch.setattr(threading.Thread, "start", start)
-        assert self.where(1000) == (1, threading.current_thread())
+        monkeypatch.setattr(_thread, "start_new_thread", start)
+        assert self.where(1000) == (1, threading.get_ident())
+
+    def test_a_handler_that_raises_what_threads_raise(self, monkeypatch):
+        """The thread is there: its work is not done twice at once."""
+        start, called = _thread.start_new_thread, []
+
+        def start_and_raise(function, arguments):
+            start(function, arguments)
+            began.wait()
+            raise RuntimeError("of a handler")
+
+        def call(number):
+            called.append(number)
+            began.set()
+
+        began = threading.Event()
+        monkeypatch.setattr(_thread, "start_new_thread", start_and_raise)
+        with pytest.raises(RuntimeError, match="of a handler"):
+            workers.run(call, 1000, 3, Flag())
+        assert called == [workers.team(3)]
 
     def test_errors_come_back(self):
         def call(number):
@@ -170,6 +189,26 @@ class TestRun:
             workers.run(call, 1000, 2, cancelled.set, progress)
         assert ended.set == 1
 
+    def test_what_interrupts_once_more_does_not_hurry_it(self):
+        cancelled, ended, times = threading.Event(), Flag(), Flag()
+
+        def call(number):
+            cancelled.wait()
+            ended()
+
+        def cancel():
+            times()
+            if times.set < 3:
+                raise KeyError("of a handler")
+            cancelled.set()
+
+        def progress():
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            workers.run(call, 1000, 2, cancel, progress)
+        assert (ended.set, times.set) == (1, 3)
+
     def test_progress_is_told(self):
         told, go_on = Flag(), threading.Event()
 
@@ -179,3 +218,26 @@ class TestRun:
 
         workers.run(lambda n: go_on.wait(), 1000, 2, pytest.fail, progress)
         assert told.set >= 1
+
+
+@pytest.mark.parametrize("number", [1, 2, 5])
+def test_together(number):
+    seen, all_here = set(), threading.Barrier(number)
+
+    def work():
+        all_here.wait(60)
+        seen.add(threading.get_ident())
+
+    workers.together(work, number)
+    assert len(seen) == number
+    assert threading.get_ident() in seen
+
+
+def test_together_alone(monkeypatch):
+    def start(function, arguments):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(_thread, "start_new_thread", start)
+    done = Flag()
+    workers.together(done, 5)
+    assert done.set == 1

@@ -326,6 +326,7 @@ class _Filling:
         )
         fill(
             contents.source, wanted, np.arange(len(rows)), np.array(address, dtype=np.int64),
+            [copy.target for copy in copies],
             verify=self.checkpoint.verifies, threads=self.checkpoint.threads,
             progress=(lambda n, _: self.progress(self.done + n, self.total)) if self.progress else None,
         )  # fmt: skip

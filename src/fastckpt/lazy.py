@@ -288,7 +288,8 @@ class LazyTensor(Leaf):
         memory = self._checkpoint.allocate([span * len(offsets)])
         addresses = memory.address[0] + span * np.arange(len(offsets), dtype=np.int64)
         options = {"verify": False, "threads": self._checkpoint.threads}
-        fill(contents.source, part, np.arange(len(offsets)), addresses, **options)
+        rows = np.arange(len(offsets))
+        fill(contents.source, part, rows, addresses, memory.owners, **options)
         return memory.owners[0], 0, runs.stride
 
     def _read_into(self, out):

@@ -136,5 +136,5 @@ def read_extents(source, offset, nbytes):
     there = np.clip(source.nbytes - offset, 0, nbytes)
     records = Records([], offset, there)
     order = np.argsort(offset, kind="stable")
-    fill(source, records, order, blob.ctypes.data + starts[order], verify=False)
+    fill(source, records, order, blob.ctypes.data + starts[order], blob, verify=False)
     return blob, starts

@@ -20,15 +20,17 @@ CHUNK = 1 << 20
 DONE, STOP = 0, 1  # the places in a control column
 
 
-def fill(source, records, rows, addresses, *, verify=True, threads=None, progress=None):
+def fill(source, records, rows, addresses, owners, *, verify=True, threads=None, progress=None):
     """Read records into memory, inflate what is deflated, and return how many were verified.
 
     ``rows`` are numbers of ``records``; ``addresses`` is an int64 column of where each goes, ``nbytes`` bytes of
-    writable memory that the caller keeps alive. ``progress(done, total)`` is called from this thread, in bytes.
+    writable memory, which lives as long as ``owners`` do: the threads that write hold them, too, since an exception
+    of a signal handler may end this function before they have ended. ``progress(done, total)`` is called from this
+    thread, in bytes.
     Raises FormatError where the source ends early or a deflated record is bad, ChecksumError for the first
     record (in the order of the file) that is not what its CRC-32 says, OSError where the system fails.
     """
-    fill = _Fill(source, records, rows, verify, threads, progress)
+    fill = _Fill(source, records, rows, verify, threads, progress, owners)
     crc = fill.read(np.ascontiguousarray(addresses, dtype=np.int64))
     return _check(source, records, fill.rows, crc) if verify else 0
 
@@ -47,6 +49,7 @@ def read_storages(
         records,
         rows[order],
         allocation.address,
+        allocation.owners,
         verify=verify,
         threads=threads,
         progress=progress,
@@ -75,9 +78,11 @@ class _Fill:
     The first record that cannot be read ends it with an error, or with ``go_on`` leaves one in ``failures``, by position.
     """
 
-    def __init__(self, source, records, rows, want_crc, threads, progress, go_on=False):
+    def __init__(
+        self, source, records, rows, want_crc, threads, progress, owners=None, go_on=False
+    ):
         source.check_open()
-        self.source, self.records = source, records
+        self.source, self.records, self.owners = source, records, owners
         self.rows = np.asarray(rows, dtype=np.int64)
         self.kernel_name = _crc32.default_kernel()
         self.want_crc, self.threads, self.progress = want_crc, threads, progress
@@ -133,17 +138,7 @@ class _Fill:
                 raised.append(error)
                 self._cancel()
 
-        helpers = []
-        for _ in range(min(number, len(todo)) - 1):
-            helper = threading.Thread(target=work)
-            try:
-                helper.start()
-            except RuntimeError:  # no more threads are to be had
-                break
-            helpers.append(helper)
-        work()
-        for helper in helpers:
-            helper.join()
+        workers.together(work, min(number, len(todo)))
         if raised:
             raise raised[0]
 
@@ -174,21 +169,22 @@ class _Fill:
         kernel = _crc32.kernel_id(self.kernel_name)
 
         def read(num_threads):
-            return _read.fill(
-                source.fd,
-                source.base,
-                source.view,
-                source.nbytes,
-                offset,
-                nbytes,
-                addresses,
-                crc if self.want_crc else None,
-                status,
-                self.control,
-                kernel=kernel,
-                num_threads=num_threads,
-                go_on=self.go_on,
-            )
+            with source.in_use():
+                return _read.fill(
+                    source.fd,
+                    source.base,
+                    source.view,
+                    source.nbytes,
+                    offset,
+                    nbytes,
+                    addresses,
+                    crc if self.want_crc else None,
+                    status,
+                    self.control,
+                    kernel=kernel,
+                    num_threads=num_threads,
+                    go_on=self.go_on,
+                )
 
         tell = self._tell if self.progress else None
         if workers.run(read, int(nbytes.sum()), self.threads, self._cancel, tell):

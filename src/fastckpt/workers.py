@@ -2,9 +2,10 @@
 
 OpenMP keeps its threads for whoever made them. A process that forks while its main thread owns such a pool has
 children that hang as soon as they enter a parallel region, be it ours or torch's. A pool that belongs to a thread
-which has ended is gone. So a parallel fill never runs on the caller's thread but on one made for it, and joined.
+which has ended is gone. So a parallel fill never runs on the caller's thread but on one made for it, and waited for.
 """
 
+import _thread
 import os
 import sys
 import threading
@@ -133,8 +134,8 @@ def run(call, nbytes, threads, cancel, progress=None):
 
     Small work is done here, with one thread. Else a thread is made for it, and a KeyboardInterrupt (or whatever
     a signal handler raises) arrives here at once: then ``cancel()`` is called, the thread is waited for, and the
-    exception goes on, so that nobody frees memory that is still being filled. ``progress()`` is called now and
-    then meanwhile; what it raises is treated alike.
+    exception goes on. Another one may cut that short: what the thread works on must live as long as ``call``.
+    ``progress()`` is called now and then meanwhile; what it raises is treated alike.
     """
     if nbytes < serial_below():
         check_threads(threads)
@@ -155,35 +156,54 @@ def run(call, nbytes, threads, cancel, progress=None):
             ended.append(True)
             busy.release()
 
-    thread = threading.Thread(target=body, name="checkpoint reader")
     try:
         try:
-            thread.start()
-        except (
-            RuntimeError
-        ):  # no thread is to be had: a limit, or the interpreter is on its way out
+            # A threading.Thread loses count of itself where a signal handler raises in its start().
+            _thread.start_new_thread(body, ())
+        except RuntimeError:  # none is to be had: a limit, or the interpreter is on its way out
+            given_up.append(True)
+            if began:  # it was had, and a handler raised this
+                raise
             return call(1)
-        # Not by join: interrupted, Python 3.11's takes the thread for ended while it runs.
         while not ended:
             busy.acquire(timeout=PROGRESS_EVERY if progress else -1)
             if progress:
                 progress()
-        thread.join()
     except BaseException:
         # In this order: a thread that has not begun yet sees it, and one that has is seen below.
         given_up.append(True)
-        cancel()
-        while began and not ended:
-            wait_for(busy)
+        while True:
+            try:
+                cancel()
+                while began and not ended:
+                    busy.acquire(timeout=0.05)
+                break
+            except BaseException:  # another Ctrl-C does not hurry it
+                continue
         raise
     if error:
         raise error.pop()  # pop: or its traceback would keep it, and the memory in its frames, alive
     return outcome.pop()
 
 
-def wait_for(lock):
-    """Wait a moment for a thread that was told to end; another Ctrl-C does not hurry it."""
-    try:
-        lock.acquire(timeout=0.05)
-    except KeyboardInterrupt:
-        pass
+def together(work, number):
+    """Call ``work()``, which raises nothing, on this thread and on as many others as there can be, ``number`` in all."""
+    busy = []  # a lock for each of the others, held until it ends
+
+    def body(lock):
+        try:
+            work()
+        finally:
+            lock.release()
+
+    for _ in range(number - 1):
+        lock = _thread.allocate_lock()
+        lock.acquire()
+        try:
+            _thread.start_new_thread(body, (lock,))
+        except RuntimeError:
+            break
+        busy.append(lock)
+    work()
+    for lock in busy:
+        lock.acquire()
