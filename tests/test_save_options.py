@@ -2,8 +2,10 @@
 
 import io
 import os
+import signal
 import subprocess
 import sys
+import time
 import zipfile
 
 import pytest
@@ -198,6 +200,24 @@ def test_dtype_in_pieces(monkeypatch):
     monkeypatch.setattr(blocks, "STAGE_NBYTES", 1000)
     tensor = torch.arange(10_001, dtype=torch.float64)
     assert torch.equal(torch_loads(written(tensor, dtype=torch.float32)), tensor.float())
+
+
+def test_dtype_in_a_forked_process(tmp_path):
+    """torch's own casts hang there, once the parent has computed with torch."""
+    tensor = torch.arange(3_000_000.0) * 2
+    process = os.fork()
+    if not process:
+        fastckpt.save(tensor, tmp_path / "model.pt", dtype=torch.float16)
+        os._exit(0)
+    for _ in range(300):
+        ended, status = os.waitpid(process, os.WNOHANG)
+        if ended:
+            break
+        time.sleep(0.1)
+    else:
+        os.kill(process, signal.SIGKILL)
+    assert (ended, status) == (process, 0)
+    assert torch.equal(torch.load(tmp_path / "model.pt"), tensor.half())
 
 
 @pytest.mark.parametrize("dtype", ["float16", torch.int8, torch.complex64, torch.bool, 5], ids=str)
