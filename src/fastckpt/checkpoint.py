@@ -24,7 +24,7 @@ from .nodes import Opaque, duplicate
 from .plan import roots_of
 from .progress import check as check_progress
 from .reading import place_storages, usable_in_place
-from .selection import dotted, specs_in
+from .selection import Names, dotted, specs_in
 from .shard_index import is_index, weights_of
 from .source import FileSource, open_source
 
@@ -116,9 +116,9 @@ class Checkpoint(Mapping[Any, LazyTensor]):
             if is_flat(root):  # most are: a dict of tensors, which is its own index
                 self._leaves = root
             else:
-                found = named_tensors(root)
+                found, name_of = named_tensors(root), Names()
                 names = [
-                    path[0] if len(path) == 1 and type(path[0]) is str else dotted(path)
+                    path[0] if len(path) == 1 and type(path[0]) is str else name_of(path)
                     for path, _ in found
                 ]
                 count = collections.Counter(names)

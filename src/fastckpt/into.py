@@ -19,6 +19,7 @@ from .plan import root_of
 from .progress import check as check_progress
 from .progress import reporting
 from .records import NO_CRC, STORED, Records
+from .selection import dotted
 
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.nn.Parameter))
 # Memory that a tensor passes through on its way, where it cannot be read straight into its place.
@@ -57,10 +58,10 @@ def named(checkpoint, prefix, rename):
     """{name in the target: LazyTensor}."""
     found = {}
     for name in checkpoint:
-        dotted = name if isinstance(name, str) else ".".join(map(str, name))
-        if not dotted.startswith(prefix):
+        text = name if isinstance(name, str) else dotted(name)
+        if not text.startswith(prefix):
             continue
-        new = dotted[len(prefix) :]
+        new = text[len(prefix) :]
         if rename is not None:
             new = rename(new) if callable(rename) else rename.get(new, new)
         if new is None:
