@@ -45,7 +45,7 @@ def kind(request, monkeypatch):
 
 def check(path, expected, *others):
     """The file is whole, and nothing else lies beside it."""
-    same(expected, torch.load(path))
+    same(expected, torch.load(path, weights_only=True))
     assert zipfile.ZipFile(path).testzip() is None
     assert sorted(os.listdir(path.parent)) == sorted([path.name, *others])
 
@@ -141,7 +141,7 @@ def test_another_name_of_the_file_keeps_the_old_content(path, kind):
     os.link(path, other)
     fastckpt.save(NEW, path)
     check(path, NEW, "other.pt")
-    same(OLD, torch.load(other))
+    same(OLD, torch.load(other, weights_only=True))
 
 
 # -- who reads the old file --------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def test_another_name_of_the_file_keeps_the_old_content(path, kind):
 READERS = {
     "lazily loaded": lambda path: fastckpt.open(path),
     "mapped": lambda path: fastckpt.load(path, mmap=True),
-    "mapped by torch": lambda path: torch.load(path, mmap=True),
+    "mapped by torch": lambda path: torch.load(path, mmap=True, weights_only=True),
     "loaded": lambda path: fastckpt.load(path),
 }
 
@@ -255,14 +255,14 @@ def test_temporary_files(make):
         fastckpt.save(NEW, file)
         end = file.tell()
         file.seek(5)
-        same(NEW, torch.load(io.BytesIO(file.read(end))))
+        same(NEW, torch.load(io.BytesIO(file.read(end)), weights_only=True))
 
 
 def test_gzip(tmp_path):
     with gzip.open(tmp_path / "model.pt.gz", "wb", compresslevel=1) as file:
         fastckpt.save(NEW, file)
     with gzip.open(tmp_path / "model.pt.gz") as file:
-        same(NEW, torch.load(file))
+        same(NEW, torch.load(file, weights_only=True))
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def kind(request, monkeypatch):
 
 def check(path, expected, *others):
     """The file is whole, and nothing else lies beside it."""
-    same(expected, torch.load(path))
+    same(expected, torch.load(path, weights_only=True))
     assert zipfile.ZipFile(path).testzip() is None
     assert sorted(os.listdir(path.parent)) == sorted([path.name, *others])
 
@@ -237,7 +237,7 @@ def stopped(path, with_signal):
 
 def check_rounds(path, before):
     """The file is a whole one, of a round later than ``before``; which."""
-    obj = torch.load(path)
+    obj = torch.load(path, weights_only=True)
     assert obj["number"] > before
     assert [obj[f"w{i}"].unique().tolist() for i in range(4)] == [[0.0], [1.0], [2.0], [3.0]]
     assert zipfile.ZipFile(path).testzip() is None

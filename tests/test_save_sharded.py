@@ -74,7 +74,7 @@ def test_shards(most, counts, tmp_path):
 def test_what_fits_into_one(most, tmp_path):
     fastckpt.save_sharded(tensors(), tmp_path, max_shard_bytes=most)
     assert os.listdir(tmp_path) == [SINGLE]
-    same(tensors(), torch.load(tmp_path / SINGLE))
+    same(tensors(), torch.load(tmp_path / SINGLE, weights_only=True))
     same(tensors(), fastckpt.load(tmp_path))
 
 
@@ -357,7 +357,7 @@ def test_shards_that_another_program_has_written_since(tmp_path):
     """They say of no save that they are part of it."""
     fastckpt.save_sharded(tensors(), tmp_path, max_shard_bytes=1200)
     first = tmp_path / shard_names(2)[0]
-    torch.save(torch.load(first), first)
+    torch.save(torch.load(first, weights_only=True), first)
     same(tensors(), fastckpt.load(tmp_path))
 
 

@@ -459,6 +459,7 @@ def test_a_region_of_an_index(options, folder):
         fastckpt.load(folder, **options)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc/self")
 def test_no_descriptor_is_left_open(folder):
     before = len(os.listdir("/proc/self/fd"))
     fastckpt.load(folder)

@@ -4,13 +4,13 @@
 
 
 cdef class Describer:
-    """Numbers the storages of one pickle in the order in which they are met: columns of their ``nbytes``, ``address`` (None
-    where that is not the CPU's), ``dtypes``, and ``holders``, which keep them alive. No object is made that lasts, for at every
-    seven hundred of those the garbage collector looks round.
+    """Numbers the storages of one pickle in the order in which they are met: columns of their ``nbytes``, ``address``
+    (None where that is not the CPU's), ``dtypes``, and ``holders``, which keep them alive. No object is made that
+    lasts, for at every seven hundred of those the garbage collector looks round.
 
-    ``kinds``: dtype -> Kind, filled by ``new_kind(dtype)`` as dtypes are met; ``moves`` says for storages (by their _cdata)
-    where elements go; ``plain_cpu``: whether "cpu" is what storages on the CPU are tagged with, as it is unless somebody
-    registered another tagger before torch's; ``strided`` is torch's layout of that name.
+    ``kinds``: dtype -> Kind, filled by ``new_kind(dtype)`` as dtypes are met; ``moves`` says for storages (by their
+    _cdata) where elements go; ``plain_cpu``: whether "cpu" is what storages on the CPU are tagged with, as it is unless
+    somebody registered another tagger before torch's; ``strided`` is torch's layout of that name.
     """
 
     cdef readonly dict kinds, keys, types, moves
@@ -57,7 +57,8 @@ cdef class Describer:
                 tensor.requires_grad, more)
 
     cpdef str key(self, storage, dtype, taken_for, bint on_cpu, holder):
-        """The key of a storage that is looked at as ``dtype``; ``taken_for`` is what the file will say, ``holder`` holds it."""
+        """The key of a storage that is looked at as ``dtype``; ``taken_for`` is what the file will say, and
+        ``holder`` holds it."""
         address = storage.data_ptr()  # 0 on the meta device, and where nothing is allocated
         if address and self.types.setdefault(address, taken_for) is not taken_for:
             raise RuntimeError(

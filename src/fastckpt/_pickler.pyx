@@ -271,7 +271,7 @@ cdef class Pickler:
         return self.put_bytes(bytes(raw)) if raw.readonly else self.put_bytearray(raw)
 
     cdef int save_tuple(self, tuple items) except -1:
-        cdef Py_ssize_t i, n = len(items)
+        cdef Py_ssize_t n = len(items)
         if n == 0:
             return self.op(OP_EMPTY_TUPLE)
         if n > 3:
@@ -283,7 +283,7 @@ cdef class Pickler:
             if n > 3:
                 self.op(OP_POP_MARK)
             else:
-                for i in range(n):
+                for _ in range(n):
                     self.op(OP_POP)
             return self.get(index)
         self.op(OP_TUPLE1 + n - 1 if n <= 3 else OP_TUPLE)
@@ -416,7 +416,8 @@ cdef class Pickler:
             return self.save_global(obj, reduced)
         if not isinstance(reduced, tuple) or not 2 <= len(reduced) <= 6:
             raise pickle.PicklingError(
-                f"__reduce_ex__ of {cls.__qualname__} gives {type(reduced).__name__}, a text or a tuple of two to six is expected"
+                f"__reduce_ex__ of {cls.__qualname__} gives {type(reduced).__name__}, a text or a tuple of two to six "
+                f"is expected"
             )
         return self.save_reduce(obj, *reduced)
 
@@ -473,7 +474,9 @@ cdef class Pickler:
 
     cdef int save_class(self, object obj, object cls) except -1:
         if not hasattr(cls, "__new__") or getattr(obj, "__class__", cls) is not cls:
-            raise pickle.PicklingError(f"{type(obj).__qualname__}: __reduce_ex__ names the class {cls!r:.80}, it is another")
+            raise pickle.PicklingError(
+                f"{type(obj).__qualname__}: __reduce_ex__ names the class {cls!r:.80}, it is another"
+            )
         return self.save(cls)
 
     cdef int save_global(self, object obj, name) except -1:

@@ -135,9 +135,10 @@ def write(int fd, address, nbytes, offset, crc, control, *, int kernel=0, int nu
           int64_t chunk_nbytes=CHUNK_NBYTES):
     """Write extents of memory to ``fd``, each at its offset; the errno of what failed, else 0.
 
-    ``address``, ``nbytes``, ``offset`` are int64 columns, best in the order of the file; ``crc`` (None: not wanted) gets the
-    CRC-32 of each. ``control``: two int64, the bytes done so far and a flag that anyone may set to stop. With ``fd`` -1
-    nothing is written. The caller answers for the addresses. Raises ValueError for numbers that cannot be, MemoryError.
+    ``address``, ``nbytes``, ``offset`` are int64 columns, best in the order of the file; ``crc`` (None: not wanted)
+    gets the CRC-32 of each. ``control``: two int64, the bytes done so far and a flag that anyone may set to stop. With
+    ``fd`` -1 nothing is written. The caller answers for the addresses. Raises ValueError for numbers that cannot be,
+    MemoryError.
     """
     cdef Py_buffer[5] buffers
     cdef int taken = 0
@@ -157,7 +158,8 @@ def write(int fd, address, nbytes, offset, crc, control, *, int kernel=0, int nu
         for i in range(taken):
             if buffers[i].len != <Py_ssize_t> sizeof(int64_t) * (2 if i == 3 or (i == 4 and crc is None) else rows):
                 raise ValueError(f"column {i} has {buffers[i].len} bytes, {rows} rows of int64 (or 2 for control) fit")
-        job.fd, job.control, job.kernel, job.want_crc, job.error = fd, <int64_t*> buffers[3].buf, kernel, crc is not None, 0
+        job.fd, job.control, job.error = fd, <int64_t*> buffers[3].buf, 0
+        job.kernel, job.want_crc = kernel, crc is not None
         for row in range(rows):
             if (<int64_t*> buffers[1].buf)[row] < 0 or (<int64_t*> buffers[2].buf)[row] < 0:
                 raise ValueError(f"row {row}: a size or an offset is negative")
@@ -166,7 +168,8 @@ def write(int fd, address, nbytes, offset, crc, control, *, int kernel=0, int nu
         if job.chunks == NULL:
             raise MemoryError(f"no memory for a plan of {job.count} chunks")
         with nogil:
-            plan(&job, <int64_t*> buffers[0].buf, <int64_t*> buffers[1].buf, <int64_t*> buffers[2].buf, rows, chunk_nbytes)
+            plan(&job, <int64_t*> buffers[0].buf, <int64_t*> buffers[1].buf, <int64_t*> buffers[2].buf, rows,
+                 chunk_nbytes)
             run(&job, <int> max(1, min(num_threads, min(job.count, MAX_THREADS))))
             if job.want_crc:
                 for row in range(rows):

@@ -1,9 +1,13 @@
 """The bytes of storages that are to be written: memory as it is, or what has to be made of it piece by piece."""
 
+import functools
+
 import numpy as np
 import torch
 
-# What is staged at a time; a piece that is cast is there twice.
+from . import workers
+
+# What is staged at a time.
 STAGE_NBYTES = 8 << 20
 
 
@@ -33,17 +37,25 @@ class Block:
             self.extents = [(address + a * size, (b - a) * size) for a, b in self.ranges]
 
     def staged(self):
-        """The bytes of any block in pieces: yields uint8 arrays; each is gone when the next one comes."""
+        """The bytes of any block in pieces: yields uint8 arrays, each of which overwrites the one before."""
         dtype, ranges = self.dtype, self.ranges
-        if ranges is None:
-            dtype, ranges = torch.uint8, [(0, self.nbytes)]
+        if self.cast_to is None:  # as they are: not every dtype can be copied
+            size = dtype.itemsize
+            whole = [(0, self.nbytes)]
+            ranges = whole if ranges is None else [(a * size, b * size) for a, b in ranges]
+            dtype = torch.uint8
+        to = self.cast_to or dtype
         flat = torch.empty(0, dtype=dtype, device=self.storage.device).set_(self.storage)
-        step = STAGE_NBYTES // max(dtype.itemsize, (self.cast_to or dtype).itemsize)
+        step = STAGE_NBYTES // max(dtype.itemsize, to.itemsize)
+        stage = torch.empty(min(step, max([b - a for a, b in ranges], default=0)), dtype=to)
+        # In a forked process torch's kernels hang on a thread that was there before; those of a device need this thread's state.
+        call = workers.apart if flat.is_cpu else lambda copy: copy()
         for start, end in ranges:
             for at in range(start, end, step):
-                piece = flat[at : min(at + step, end)].detach()
-                piece = piece.to(device="cpu", dtype=self.cast_to or dtype)
-                yield piece.view(torch.uint8).numpy()
+                piece = flat[at : min(at + step, end)]
+                part = stage[: len(piece)]
+                call(functools.partial(part.copy_, piece))
+                yield part.view(torch.uint8).numpy()
 
 
 def merged(intervals):
