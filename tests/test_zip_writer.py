@@ -120,7 +120,8 @@ def test_an_archive_of_nothing():
         ((["a"] * 3, [2**61, 2**61, 2**61]), "62 bits"),
         ((["a" * 70000], [1]), "name has 70000 bytes"),
         ((["a"], [1], 0), "alignment=0"),
-        ((["a", "b"], [1, 1], 1 << 17), "padding"),
+        ((["a", "b"], [1, 1], 1 << 17), "1 to 65536"),
+        ((["a", "b"], [65486, 1], 1 << 16), "padding"),
     ],
 )
 def test_what_no_archive_can_have(arguments, words):

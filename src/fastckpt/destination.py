@@ -9,12 +9,10 @@ import errno
 import io
 import os
 import secrets
+import select
 import stat
 
 from .source import name_of
-
-# A raw stream may answer that it takes nothing now; one that never does is broken.
-EMPTY_ANSWERS = 100
 
 
 def open_destination(f, fsync=False):
@@ -25,16 +23,32 @@ def open_destination(f, fsync=False):
     if isinstance(f, int) and not isinstance(f, bool):
         return open_file(f, f"descriptor {f}", fsync)
     if isinstance(f, (str, bytes, os.PathLike)):
-        path = os.path.realpath(os.fsdecode(f))
-        try:
-            regular = stat.S_ISREG(os.stat(path).st_mode)
-        except FileNotFoundError:
-            regular = True
-        return Replacement(path, fsync) if regular else InPlace(path, fsync)
+        return open_path(os.fsdecode(f), fsync)
     if not hasattr(f, "write"):
         raise TypeError(f"f is a {type(f).__name__}: a path or a binary file object is expected")
+    if isinstance(getattr(f, "file", f), io.TextIOBase):
+        raise TypeError(f"{name_of(f)}: the file is open in text mode; open it with 'wb'")
     plain = writable_file(f)
     return open_file(f.fileno(), name_of(f), fsync, f) if plain else Stream(f)
+
+
+def open_path(path, fsync):
+    """A file that is replaced, or what has to be written where it is: a pipe, a device."""
+    try:
+        there = os.stat(path)
+    except FileNotFoundError:
+        if not path:
+            raise
+        if not os.path.basename(path):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path) from None
+        return Replacement(path, os.path.realpath(path), fsync)
+    if stat.S_ISDIR(there.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    target = os.path.realpath(path)
+    # /dev/stdout may lead to a pipe, or to a file that was deleted, by a name that is none.
+    if stat.S_ISREG(there.st_mode) and os.path.exists(target) and os.path.samefile(path, target):
+        return Replacement(path, target, fsync)
+    return InPlace(path)
 
 
 class Destination:
@@ -53,16 +67,29 @@ class Destination:
         """Nothing that was written counts."""
 
 
-class Replacement(Destination):
-    """A file that takes the place of ``path`` when it is whole, with the permissions of what was there.
+@contextlib.contextmanager
+def naming(name):
+    """Give an OSError that names no file this name."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = name
+        raise
 
-    It has no name until then, where the system can do that, so that not even a killed process leaves one behind. With
-    ``exclusive`` it takes nobody's place: FileExistsError where there is a file by then.
+
+class Replacement(Destination):
+    """A file that takes the place of ``target`` when it is whole, with the permissions of what was there.
+
+    ``path`` is how the caller calls it, and may be a link. The file has no name until it is whole, where the system can do
+    that: a process that is killed leaves none behind, unless in the instant between its having a name and its having this one.
+    With ``exclusive`` it takes nobody's place: FileExistsError where there is a file by then.
     """
 
-    def __init__(self, path, fsync, exclusive=False):
+    def __init__(self, path, target, fsync, exclusive=False):
         self.path = self.name = path
-        self.fsync, self.exclusive, self.folder = fsync, exclusive, os.path.dirname(path) or "."
+        self.target, self.fsync, self.folder = target, fsync, os.path.dirname(target)
+        self.exclusive = exclusive
         self.temporary = None
         self.fd = self._open()
         try:
@@ -83,42 +110,61 @@ class Replacement(Destination):
             raise type(error)(error.errno, error.strerror, self.path) from None
 
     def _fresh_name(self):
-        return os.path.join(
-            self.folder, f".{os.path.basename(self.path)[:200]}.{secrets.token_hex(6)}"
-        )
+        name = os.fsdecode(os.fsencode(os.path.basename(self.target))[:200])
+        return os.path.join(self.folder, f".{name}.{secrets.token_hex(6)}")
 
     def _take_over_permissions(self):
-        with contextlib.suppress(FileNotFoundError):
-            there = os.stat(self.path)
-            with contextlib.suppress(PermissionError):  # only its owner's to give
-                os.fchown(self.fd, there.st_uid, there.st_gid)
-            os.fchmod(self.fd, stat.S_IMODE(there.st_mode))
+        try:
+            there = os.stat(self.target)
+        except FileNotFoundError:
+            return
+        mode = there.st_mode & 0o777
+        try:
+            os.fchown(self.fd, there.st_uid, there.st_gid)
+        except PermissionError:  # only its owner's to give, and only to groups of theirs
+            try:
+                os.fchown(self.fd, -1, there.st_gid)
+            except PermissionError:
+                mode = mode & 0o707 | (mode & 0o007) << 3  # another group may do what all may
+        os.fchmod(self.fd, mode)
 
     def commit(self, nbytes):
-        if self.fsync:
-            os.fsync(self.fd)
-        if self.temporary is None:
+        with naming(self.name):
+            if self.fsync:
+                os.fsync(self.fd)
+            if self.temporary is not None or not self._take_free_name():
+                self._move()
+            self.temporary = None
+            self._close()
+            if self.fsync:
+                sync_folder(self.folder)
+
+    def _take_free_name(self):
+        """Give the file the name of the target if nothing has it, else one that can be renamed, and say which."""
+        try:
+            give_name(self.fd, self.target)
+            return True
+        except FileExistsError:
+            if self.exclusive:
+                raise
             name = self._fresh_name()
             give_name(self.fd, name)
             self.temporary = name
-        self._move()
-        self.temporary = None
-        self._close()
-        if self.fsync:
-            sync_folder(self.folder)
+            return False
 
     def _move(self):
+        """Give a file that has a name the one that it is to have."""
         if self.exclusive:
             try:
-                os.link(self.temporary, self.path)
+                os.link(self.temporary, self.target)
             except FileExistsError:
                 raise
             except OSError:  # a file system without links
-                check_new(self.path)
+                check_new(self.target)
             else:
                 os.unlink(self.temporary)
                 return
-        os.replace(self.temporary, self.path)
+        os.replace(self.temporary, self.target)
 
     def abort(self):
         if self.temporary is not None:
@@ -142,12 +188,10 @@ def check_new(path):
 def write_at(fd, offset, data, name):
     """Write all of bytes-like ``data`` at byte ``offset`` of a descriptor; an OSError has the ``name``."""
     view = memoryview(data).cast("B")
-    try:
+    with naming(name):
         while view:
             done = os.pwrite(fd, view, offset)
             offset, view = offset + done, view[done:]
-    except OSError as error:
-        raise type(error)(error.errno, error.strerror, name) from None
 
 
 def give_name(fd, name):
@@ -174,14 +218,13 @@ class OpenFile(Destination):
 
     def __init__(self, fd, name, fsync, f=None):
         self.name, self.fsync, self.f = name, fsync, f
-        if f is not None:
-            f.flush()
         self.base = os.lseek(fd, 0, os.SEEK_CUR)
         self.fd = fd
 
     def commit(self, nbytes):
         if self.fsync:
-            os.fsync(self.fd)
+            with naming(self.name):
+                os.fsync(self.fd)
         if self.f is None:
             os.lseek(self.fd, self.base + nbytes, os.SEEK_SET)
         else:
@@ -189,24 +232,26 @@ class OpenFile(Destination):
 
 
 class Pipe(Destination):
-    """A descriptor that is written in order: a pipe, a socket, a terminal."""
+    """A descriptor that is written in order: a pipe, a socket, a terminal; one that does not block is waited for."""
 
     def __init__(self, fd, name):
         self.descriptor, self.name = fd, name
 
     def write(self, data):
         view = memoryview(data).cast("B")
-        while view:
-            view = view[os.write(self.descriptor, view) :]
+        with naming(self.name):
+            while view:
+                try:
+                    view = view[os.write(self.descriptor, view) :]
+                except BlockingIOError:
+                    wait_to_write(self.descriptor)
 
 
 class InPlace(Pipe):
-    """A path that is no regular file: /dev/stdout, a named pipe."""
+    """A path that is no file which another could replace: /dev/stdout, a named pipe."""
 
-    def __init__(self, path, fsync):
-        if os.path.isdir(path):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        super().__init__(os.open(path, os.O_WRONLY | os.O_CLOEXEC), path)
+    def __init__(self, path):
+        super().__init__(os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC), path)
 
     def commit(self, nbytes):
         self.abort()
@@ -224,28 +269,42 @@ class Stream(Destination):
         self.f, self.name = f, name_of(f)
 
     def write(self, data):
-        view, empty = memoryview(data).cast("B"), 0
+        view = memoryview(data).cast("B")
         while view:
             taken = self.f.write(view)
             if taken is None and isinstance(self.f, io.RawIOBase):  # it would have to wait
-                taken, empty = 0, empty + 1
-                if empty == EMPTY_ANSWERS:
-                    raise BlockingIOError(errno.EAGAIN, "the stream takes nothing", self.name)
-            view = view[len(view) if taken is None else taken :]
+                wait_to_write(self.f.fileno())
+                continue
+            if taken is None:  # a write that says nothing takes all
+                return
+            if not 0 < taken <= len(view):
+                message = f"write() of {len(view)} bytes says that it took {taken}"
+                raise OSError(errno.EIO, message, self.name)
+            view = view[taken:]
 
     def commit(self, nbytes):
         if hasattr(self.f, "flush"):
             self.f.flush()
 
 
+def wait_to_write(fd):
+    """Wait until a descriptor takes bytes, or its other end is gone."""
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    poll.poll()
+
+
 def open_file(fd, name, fsync, f=None):
-    """A descriptor: by position where it is a regular file that is not open for appending."""
+    """A descriptor, and the file object ``f`` that it belongs to, if any: by position where it is a regular file."""
     import fcntl
 
-    appends = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_APPEND
-    if stat.S_ISREG(os.fstat(fd).st_mode) and not appends:
+    if f is not None:
+        f.flush()
+    regular = stat.S_ISREG(os.fstat(fd).st_mode)
+    if regular and not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_APPEND:
         return OpenFile(fd, name, fsync, f)
-    return Pipe(fd, name) if f is None else Stream(f)
+    # A file object counts what is appended through it.
+    return Stream(f) if regular and f is not None else Pipe(fd, name)
 
 
 def writable_file(f):

@@ -4,6 +4,7 @@ What is relied on must agree with itself: names that occur twice, entries that o
 and second archives are errors. Entries outside the checkpoint's folder are ignored.
 """
 
+import json
 import os
 import zlib
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,10 @@ PICKLE = "data.pkl"
 VERSION_RECORDS = (".data/version", "version")  # the first one counts where both are there
 BYTEORDER_RECORD = "byteorder"
 TORCHSCRIPT_RECORD = "constants.pkl"
+METADATA_RECORD = (
+    "metadata.json"  # what a writer has to say beside the object; torch does not look at it
+)
+METADATA_MOST_NBYTES = 16 << 20  # parsed, it may take thirty times as much
 STORAGE_FOLDERS = ("data/", "tensors/")  # the second is torch 1.4's
 OLDEST_VERSION, NEWEST_VERSION = 1, 10
 
@@ -123,6 +128,16 @@ class ZipContainer:
                 BYTEORDER_RECORD,
             )
         return text.decode()
+
+    def metadata(self):
+        """What the metadata record says, parsed; None where there is none, or where it is not JSON."""
+        row = self.index.get(METADATA_RECORD)
+        if row is None or self.records.nbytes[row] > METADATA_MOST_NBYTES:
+            return None
+        try:
+            return json.loads(self.read_row(row).decode())
+        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+            return None
 
     def locate(self, rows):
         """Find where the data of some rows begins: fills ``records.offset``, in as few reads as it takes.

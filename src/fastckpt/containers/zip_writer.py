@@ -11,6 +11,7 @@ import numpy as np
 
 from ._zip_end import END_64_NBYTES, END_NBYTES, LOCATOR_NBYTES, MAX16, MAX32
 
+MOST_ALIGNMENT = 1 << 16  # an extra field holds no more
 ALIGNMENT = 64  # bytes; every record's data begins at a multiple of it
 SERIALIZATION_ID = ".data/serialization_id"
 SERIALIZATION_ID_NBYTES = 40
@@ -44,8 +45,8 @@ class ZipLayout:
 
         Raises ValueError for sizes, names or an alignment that no archive can have.
         """
-        if alignment < 1:
-            raise ValueError(f"alignment={alignment}: a number of bytes is expected")
+        if not 1 <= alignment <= MOST_ALIGNMENT:
+            raise ValueError(f"alignment={alignment}: 1 to {MOST_ALIGNMENT} bytes are possible")
         self.names = [name.encode("utf-8", "surrogateescape") for name in names]
         self.nbytes = np.array(nbytes, dtype=np.int64)
         self.alignment = alignment
