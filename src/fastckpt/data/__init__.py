@@ -5,6 +5,11 @@ from importlib import import_module
 # Where each public name lives; imported on first use.
 _HOME = {
     "Reader": "reader",
+    "CheckpointReader": "checkpoint_reader",
+    "MultiReader": "multi",
+    "Dataset": "dataset",
+    "DataLoader": "loader",
+    "stack": "collate",
 }
 
 __all__ = list(_HOME)

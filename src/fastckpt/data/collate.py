@@ -12,10 +12,13 @@ def collate(samples, framework="torch"):
 
     Raises ImportError where torch is wanted and not installed, else what those two raise.
     """
-    return torch_collate(samples) if framework == "torch" else stack(samples)
+    return collator(framework)(samples)
 
 
-def torch_collate(samples):
+def collator(framework):
+    """The function that ``collate`` calls."""
+    if framework != "torch":
+        return stack
     try:
         from torch.utils.data import default_collate
     except ModuleNotFoundError as error:
@@ -25,7 +28,7 @@ def torch_collate(samples):
             "batches are made of torch tensors, and torch is not installed; give collate_fn=, or a reader of framework='numpy'",
             name="torch",
         ) from None
-    return default_collate(samples)
+    return default_collate
 
 
 def stack(samples):
