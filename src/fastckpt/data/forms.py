@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 
+from .tree import is_texts
+
 
 def form_of(value):
     """What the form of another sample is compared with; sizes are not part of it, nor is what a list holds."""
     if isinstance(value, Mapping):
         return {key: form_of(part) for key, part in value.items()}
-    if isinstance(value, tuple):
+    if isinstance(value, tuple) and not is_texts(value):  # of a batch, there are as many as samples
         return tuple([form_of(part) for part in value])
     dtype = getattr(value, "dtype", None)
     return (

@@ -22,8 +22,8 @@ def like(first, parts):
 
 
 def is_texts(value):
-    """Whether a part of a batch is a leaf that could not be stacked: text or bytes, in a list."""
-    return isinstance(value, list) and bool(value) and isinstance(value[0], (str, bytes))
+    """Whether a part of a batch is a leaf that could not be stacked: text or bytes, in a list (of torch's, or a tuple)."""
+    return isinstance(value, (list, tuple)) and bool(value) and isinstance(value[0], (str, bytes))
 
 
 def cut(batch, start, end):
