@@ -17,10 +17,10 @@ READY := $(VENV)/.ready-torch-$(TORCH)
 # cython-lint starts pycodestyle by name
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help demo test test-slow build lint format stubs dist bench bench-html bench-check clean torch-version
+.PHONY: help demo test test-slow sanitize build lint format stubs dist bench bench-html bench-check clean torch-version
 
 help:
-	@echo "demo test test-slow build lint format stubs dist bench bench-html bench-check clean"
+	@echo "demo test test-slow sanitize build lint format stubs dist bench bench-html bench-check clean"
 
 demo: build
 	$(PY) scripts/demo.py $(ARGS)
@@ -30,6 +30,12 @@ test: build
 
 test-slow: build
 	$(PY) -m pytest -m "slow or network or large" $(ARGS)
+
+# The tests over native modules with address and undefined-behaviour sanitizers, compiled apart in build/sanitize. Left
+# out are tests of files and builds, which compile without them.
+sanitize: $(READY)
+	$(PY) scripts/sanitize.py -m pytest --ignore=tests/test_packaging.py --ignore=tests/test_vendoring.py \
+	    --ignore=tests/test_asv.py $(ARGS)
 
 build: $(READY)
 	$(PY) -m fastckpt.build

@@ -246,11 +246,15 @@ class TestDeflated:
         finally:
             tracemalloc.stop()
 
-    def test_a_claim_that_no_stream_can_meet_takes_no_memory(self, sourced, monkeypatch):
-        monkeypatch.setattr(materialize, "allocate", lambda sizes: pytest.fail("memory was taken"))
+    def test_a_claim_that_no_stream_can_meet_takes_no_memory(self, sourced):
         data, records = records_of([b"abc"], [DEFLATED], nbytes=[1 << 40])
         with pytest.raises(FormatError, match="it claims 1099511627776 bytes"):
-            self.read(sourced(data), records)
+            materialize.read_storages(
+                sourced(data),
+                records,
+                [0],
+                allocate=lambda sizes: pytest.fail("memory was taken"),
+            )
 
     def test_another_method(self, sourced):
         data, records = records_of([b"abc"], method=[12])

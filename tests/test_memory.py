@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastckpt import _memory, memory
+from support import needs_true_memory
 
 MIB = 1 << 20
 HUGE = 2 * MIB
@@ -139,6 +140,7 @@ class TestPages:
         ],
         ids=["33 MiB", "32 and half a huge page", "a byte more", "arenas", "tiny"],
     )
+    @needs_true_memory
     def test_overhead_is_under_three_percent(self, sizes):
         gc.collect()
         before = resident()

@@ -415,8 +415,8 @@ def test_wrong(source, change):
         fastckpt.load(source(data))
 
 
-def test_keys_are_any_int(source):
-    keys = (0, -1, 2**63 - 1, -(2**63), 2**64)
+def test_keys_are_any_int_of_64_bits(source):
+    keys = (0, -1, 2**63 - 1, -(2**63), 2**64 - 1)
     storages = [(2 * i + 1, "FloatStorage", floats(i), 1) for i in range(5)]
     tensors = [(key, 2 * i + 1, (1,), (1,), 0) for i, key in enumerate(keys) if key != -1]
     obj = [Pid(str(key)) for key in keys if key != -1]

@@ -4,6 +4,7 @@ import pickle
 import pickletools
 import random
 import struct
+import sys
 import tracemalloc
 import warnings
 
@@ -251,6 +252,7 @@ def test_warnings_that_are_errors():
 
 DOUBLED = b"K\x01" + b"2\x86" * 200  # a tuple of twice the tuple below it, 200 levels deep
 SET = emit(Name("builtins set"))
+MODULUS = sys.hash_info.modulus  # its multiples have the hash 0
 BOMBS = {
     "SETITEM": b"}" + DOUBLED + b"Ns",
     "SETITEMS": b"}(" + DOUBLED + b"Nu",
@@ -269,6 +271,16 @@ BOMBS = {
     "defaultdict SETITEM": emit(Name("collections defaultdict")) + b")R" + DOUBLED + b"Ns",
     "opaque SETITEM": b"cx\nY\n)R" + DOUBLED + b"Ns",
     "a wide key, hashed again and again": b"(" + b"N" * 3000 + b"tq\x00" + b"0}" + b"h\x00Ns" * 1000,
+    "ints of one hash": b"}(" + b"".join(emit(i * MODULUS) + b"N" for i in range(1, 1000)) + b"u",
+    "members of one hash": b"\x8f(" + b"".join(emit(i * MODULUS) for i in range(1, 1000)) + b"\x90",
+    "tuples of one hash": b"}(" + b"".join(emit((i * MODULUS, "a")) + b"N" for i in range(1, 1000)) + b"u",
+    "frozensets of one hash": b"}(" + b"".join(emit(frozenset([i * MODULUS])) + b"N" for i in range(1, 1000)) + b"u",
+    "complex numbers of one hash": b"}("
+    + b"".join(emit(Call(Name("builtins complex"), (-1000003.0 * i, float(i)))) + b"N" for i in range(1, 1000)) + b"u",
+    "one dict each": b"(" + b"".join(b"}" + emit(i * MODULUS) + b"Ns" for i in range(1, 1000)) + b"t",
+    "an int of 1 MB, hashed again and again": b"}" + emit(1 << 8_000_000) + b"q\x000" + b"h\x00Ns" * 100_000,
+    "two equal texts of 1 MB": emit("a" * 1_000_000) + b"q\x000" + emit("a" * 1_000_000) + b"q\x010" + b"}h\x00Ns"
+    + b"h\x01Ns" * 100_000,
     "deep keys": b"}" + b")" + b"\x85" * 100_000 + b"Ns",
     "deep frozensets": b"(\x91" * 1 + b"".join([b"q\x000(h\x00\x91"] * 2000),
 }  # fmt: skip
@@ -276,7 +288,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("data", BOMBS.values(), ids=BOMBS)
 def test_hashing_is_bounded(data):
-    with pytest.raises(LimitError, match=r"Limits\.key_(items|depth)"):
+    with pytest.raises(LimitError, match=r"Limits\.key_(items|depth|collisions)"):
         unpickle(data + b".")
 
 
@@ -285,6 +297,45 @@ def test_honest_keys_are_far_from_the_bound():
     assert unpickle(pickle.dumps(keys, 4)).obj == keys
     with pytest.raises(LimitError):
         unpickle(pickle.dumps(keys, 4), limits=Limits(key_items=1000))
+
+
+def test_honest_keys_of_one_hash():
+    """hash(-1) is hash(-2), in tuples too; and the same keys may stand in any number of dicts."""
+    around = range(-3, 3)
+    keys = {(x, y, z, w): None for x in around for y in around for z in around for w in around}
+    data = pickle.dumps([[dict(keys) for _ in range(20)], {i * MODULUS: i for i in range(200)}], 4)
+    assert unpickle(data).obj == pickle.loads(data)
+    with pytest.raises(LimitError, match="more than 10 different keys"):
+        unpickle(data, limits=Limits(key_collisions=10))
+
+
+def test_keys_that_are_made_later_are_bounded():
+    """In the file these are objects, each with a hash of its own."""
+    sizes = [
+        Call(Name("torch Size"), ([n & 3 for n in (i, i >> 2, i >> 4, i >> 6, i >> 8)],))
+        for i in range(1024)
+    ]
+    for size in sizes:
+        size.args = ([MODULUS * n for n in size.args[0]],)
+    members = b"".join(emit(size) + b"N" for size in sizes)
+    for data in (b"}(" + members + b"u", b"\x8f(" + members + b"\x90", b"(" + members + b"\x91"):
+        inert = unpickle(data + b".").obj
+        with pytest.raises(LimitError, match=r"Limits\.key_collisions"):
+            substitute(inert, NumpyBridge({}, unknown="opaque"), [])
+
+
+@pytest.mark.parametrize("name", ["n" * 70_000, "a.b"])
+def test_names_have_a_length(name):
+    call = b"X" + struct.pack("<I", len(name)) + name.encode() + b"X\1\0\0\0C\x93."
+    pid = craft(Pid(("storage", Name("torch FloatStorage"), name, "cpu", 1)))
+    if len(name) < 100:
+        assert unpickle(call).obj.module == name
+        assert len(unpickle(pid, pids=_unpickler.PIDS_ZIP).storages) == 1
+        return
+    with pytest.raises(FormatError, match="more than 65535 characters"):
+        unpickle(call)
+    with pytest.raises(FormatError, match="more than 65535 characters"):
+        unpickle(pid, pids=_unpickler.PIDS_ZIP)
 
 
 WIDE = 20_000

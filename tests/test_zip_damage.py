@@ -19,6 +19,11 @@ def outside(**fields):
     return archive(changed(DATA_0, **fields))
 
 
+def renamed(name):
+    """The record of the byte order, by another name in the directory."""
+    return changed(1, name=name, local_name="archive/byteorder")
+
+
 INNER = archive([Entry("archive/data.pkl", b"bad"), *checkpoint()[1:]])
 COMMENTED = archive(checkpoint(), comment=INNER)
 FORGED = (
@@ -118,6 +123,8 @@ BROKEN = {
     "byte order": (archive(checkpoint(byteorder=b"pdp11")), "pdp11.*not a known byte order"),
     "byte order with a newline": (archive(checkpoint(byteorder=b"little\n")), "not a known byte order"),
     "local name": (archive(changed(DATA_0, local_name="archive/data/9")), "calls it 'archive/data/9'"),
+    "byte order by another name": (archive(renamed("archive/byteordes")), "'byteorder'.*calls it 'archive/byteordes'"),
+    "byte order in another folder": (archive(renamed("brchive/byteorder")), "'byteorder'.*calls it 'brchive/byteorder'"),
     "local name shorter": (archive(changed(DATA_0, local_name="archive/data")), "calls it 'archive/data'"),
     "local signature": (archive(changed(DATA_0, local_signature=b"PK\3\5")), "found is 50 4b 03 05"),
     "local encryption": (archive(changed(DATA_0, local_flags=1)), "local header marks it as encrypted"),

@@ -14,7 +14,9 @@ from ._version import __version__
 _HOME = {
     "load": "loading",
     "load_into": "loading",
+    "save": "saving",
     "open": "checkpoint",
+    "salvage": "salvaging",
     "scan": "scanning",
     "verify": "verifying",
     "Checkpoint": "checkpoint",
@@ -24,6 +26,7 @@ _HOME = {
     "RecordCheck": "verify_report",
     "Finding": "findings",
     "Limits": "limits",
+    "SalvageReport": "salvage_report",
     "ScanReport": "scanning",
     "CheckpointError": "errors",
     "FormatError": "errors",

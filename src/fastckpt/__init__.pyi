@@ -14,6 +14,9 @@ from .limits import Limits as Limits
 from .loading import load as load
 from .loading import load_into as load_into
 from .nodes import Opaque as Opaque
+from .salvage_report import SalvageReport as SalvageReport
+from .salvaging import salvage as salvage
+from .saving import save as save
 from .scanning import ScanReport as ScanReport
 from .scanning import scan as scan
 from .verify_report import RecordCheck as RecordCheck

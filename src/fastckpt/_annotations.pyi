@@ -20,3 +20,4 @@ Framework = Literal["torch", "numpy"]
 Mmap = bool | Literal["willneed"] | None
 Unknown = Literal["error", "opaque"]
 Progress = bool | Callable[[int, int, str], Any]
+CheckpointDestination = str | bytes | os.PathLike[str] | int | BinaryIO

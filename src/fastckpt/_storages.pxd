@@ -5,6 +5,9 @@ from libc.stdint cimport int64_t
 
 from ._spec cimport StorageRef, TensorSpec
 
+cdef enum:
+    MAX_NAME = 0xFFFF  # characters; no record of a ZIP has a longer name
+
 
 cdef class Storages:
     cdef dict by_key

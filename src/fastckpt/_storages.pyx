@@ -5,14 +5,15 @@
 from ._spec cimport Global, StorageSpec, new_storage, new_tensor, ref_as
 
 from .dtypes import COMPLEX, DTYPES, FLOATING
-from .errors import FormatError
-from .nodes import Node, short
+from .errors import FormatError, short
+from .nodes import Node, Opaque
 
 cdef extern from "Python.h":
     long long PyLong_AsLongLongAndOverflow(object, int* overflow) except? -1
     bint PyLong_CheckExact(object)
     bint PyTuple_CheckExact(object)
     bint PyUnicode_CheckExact(object)
+    Py_ssize_t PyUnicode_GET_LENGTH(object)
 
 cdef frozenset COMPLEX_CODES = COMPLEX
 cdef frozenset FLOATING_CODES = FLOATING
@@ -65,11 +66,13 @@ cdef class Storages:
             key = key_text(key)
         if not PyUnicode_CheckExact(location):
             location = key_text(location)
+        if PyUnicode_GET_LENGTH(key) > MAX_NAME:
+            raise FormatError(f"a storage is named by more than {MAX_NAME} characters")
         if not PyLong_CheckExact(count):
             raise FormatError(f"storage {key!r} has {short(count)} elements, an int is expected")
         numel = PyLong_AsLongLongAndOverflow(count, &overflow)
         if overflow or numel < 0 or numel > INT64_MAX // itemsize:
-            raise FormatError(f"storage {key!r} has {count} elements of {itemsize} bytes, which no file can hold")
+            raise FormatError(f"storage {key!r} has {short(count)} elements of {itemsize} bytes, no file can hold them")
         found = self.by_key.get(key)
         if found is None:
             ref = new_storage(key, dtype, numel * itemsize, location, len(self.storages), None, 0)
@@ -130,6 +133,8 @@ cdef object key_text(object key):
         return key.decode("latin-1")
     if type(key) is int:
         return str(key)
+    if isinstance(key, Opaque) and key.qualname == "_codecs.encode" and type(key.args) is tuple and key.args:
+        return key_text(key.args[0])  # bytes in a symbolic pickle of protocol 2
     raise FormatError(f"a name is {short(key)}, a string is expected")
 
 

@@ -14,9 +14,11 @@ from cpython.dict cimport PyDict_CheckExact, PyDict_Next, PyDict_SetItem
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 
+from ._keys cimport Keys
 from ._spec cimport Global, StorageRef, TensorSpec
 
-from .errors import FormatError, LimitError
+from .errors import FormatError, LimitError, short
+from .limits import Limits
 from .nodes import MISSING, Node, Opaque, TensorNode
 
 cdef extern from *:
@@ -52,9 +54,9 @@ cdef enum:
     # Paths of leaves at every level of deep nesting would take memory in its square.
     MAX_PATH_ITEMS = 1 << 22
     HONEST_DEPTH = 100
-    # Members of containers that are walked again under another path. One that holds another twice, and so on
-    # down, has exponentially many paths.
-    MAX_REPEATED_ITEMS = 1000000
+    # Keys in the paths of members of containers that are walked again under another path. One that holds another
+    # twice, and so on down, has exponentially many paths.
+    MAX_REPEATED_KEYS = 4000000
     MAX_SHARED_ATTRIBUTES = 1000000
 
 cdef dict KINDS = {
@@ -83,10 +85,12 @@ cdef class Substitution:
     cdef set begun, keyed, applied  # applied: ids of states
     cdef Py_ssize_t attributes_left
     cdef int depth, max_depth
+    cdef Keys keys
     cdef bint lazy  # the bridge wants nodes of tensors as they are
 
-    def __init__(self, bridge, list tensors, int max_depth):
-        self.bridge, self.tensors, self.max_depth = bridge, tensors, max_depth
+    def __init__(self, bridge, list tensors, limits):
+        self.bridge, self.tensors = bridge, tensors
+        self.max_depth, self.keys = limits.object_depth, Keys(limits)
         self.lazy = hasattr(bridge, "lazy")
         self.work, self.alive, self.done, self.begun, self.keyed = [], [], {}, set(), set()
         self.applied, self.attributes_left = set(), MAX_SHARED_ATTRIBUTES
@@ -119,7 +123,7 @@ cdef class Substitution:
         found = self.done.get(id(node))
         if found is not None:
             if found is MISSING:
-                raise FormatError(f"{node!r:.80} is among its own arguments")
+                raise FormatError(f"{short(node)} is among its own arguments")
             return found
         self.alive.append(node)
         if isinstance(node, Opaque) and self.bridge.keeps(node):
@@ -191,7 +195,7 @@ cdef class Substitution:
             self.alive.append(value)
             members = [self.key(member) for member in value]
             plain = all([kind_of(member) == ATOM for member in value])
-            found = value if plain else frozenset([hashable(member) for member in members])
+            found = value if plain else frozenset([self.hashable(member) for member in members])
             self.done[id(value)] = found
         return found
 
@@ -224,7 +228,7 @@ cdef class Substitution:
             members = [self.key(member) for member in container]
             container.clear()
             for member in members:
-                container.add(hashable(member))
+                container.add(self.hashable(member))
         elif kind == DEQUE:
             members = [self.resolve(member) for member in container]
             container.clear()
@@ -272,8 +276,17 @@ cdef class Substitution:
             items = list(cls.items(container))
             cls.clear(container)
             for key, value in items:
-                cls.__setitem__(container, hashable(self.key(key)), self.resolve(value))
+                cls.__setitem__(container, self.hashable(self.key(key)), self.resolve(value))
         return 0
+
+    cdef object hashable(self, object key):
+        """A key that can be one. Where an inert one can, the real one need not: an array, say."""
+        if KINDS.get(type(key), NODE) != ATOM:  # those were checked when they were read
+            try:
+                self.keys.tell_apart(key)
+            except TypeError as error:
+                raise FormatError(f"a dict key or a set's member is {type(key).__name__}: {error}") from None
+        return key
 
     cdef object run(self, object root):
         holder = [root]
@@ -282,22 +295,13 @@ cdef class Substitution:
         return holder[0]
 
 
-cdef object hashable(object key):
-    """A key that can be one. Where an inert one can, the real one need not: an array, say."""
-    try:
-        hash(key)
-    except TypeError as error:
-        raise FormatError(f"a dict key or a set's member is {type(key).__name__}: {error}") from None
-    return key
-
-
-def substitute(root, bridge, list tensors, max_depth=300):
+def substitute(root, bridge, list tensors, limits=None):
     """The real object for an inert ``root``, made in place.
 
     ``tensors[spec.index]`` takes the place of a TensorSpec; ``bridge`` makes everything else (see torch_bridge).
-    Raises LimitError where nodes nest too deep, and what the bridge raises.
+    Raises LimitError where nodes nest too deep or too many keys have one hash, and what the bridge raises.
     """
-    cdef Substitution walk = Substitution(bridge, tensors, max_depth)
+    cdef Substitution walk = Substitution(bridge, tensors, limits or Limits())
     return walk.run(root)
 
 
@@ -336,7 +340,7 @@ cdef list walked(object root, bint tensors_only):
     """[(path, leaf)], see named_leaves."""
     cdef list found = [], keys = [], stack, inside = []
     cdef set seen = set(), open_ids = set()
-    cdef Py_ssize_t path_items = 0, repeats_left = MAX_REPEATED_ITEMS
+    cdef Py_ssize_t path_items = 0, repeats_left = MAX_REPEATED_KEYS
     stack = [iter([(None, root)])]
     while stack:
         step = next(stack[-1], None)
@@ -353,7 +357,7 @@ cdef list walked(object root, bint tensors_only):
                 continue  # a cycle
             if id(value) in seen:
                 # Under each of its paths, as long as that is no more than an honest object can have.
-                repeats_left -= size_of(value) + 1
+                repeats_left -= (size_of(value) + 1) * (len(keys) + 1)
                 if repeats_left < 0:
                     continue
             seen.add(id(value))
@@ -372,8 +376,8 @@ cdef list walked(object root, bint tensors_only):
 def named_leaves(root):
     """[(path, leaf)] of everything that is not a container, in the order of the object; a path is a tuple of keys.
 
-    A container that occurs twice is walked under each of its paths (up to a million members of such), a cycle ends
-    where it closes. Raises LimitError where nesting is so deep that the paths would take memory out of proportion.
+    A container that occurs twice is walked under each of its paths (up to four million keys in such paths), a cycle
+    ends where it closes. Raises LimitError where nesting is so deep that the paths would take memory out of proportion.
     """
     return walked(root, False)
 

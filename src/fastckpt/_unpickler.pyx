@@ -22,14 +22,15 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.string cimport memchr, memcpy
 
 from ._bytes cimport le16, le32, le64
+from ._keys cimport LONG_TEXT, Keys
 from ._spec cimport REBUILD_ORDERED_DICT, REBUILD_TENSOR, REBUILD_TENSOR_V3, Global, TensorSpec
 from ._stack cimport Stack
-from ._storages cimport Storages, key_text, set_bits, sizes_of
+from ._storages cimport MAX_NAME, Storages, key_text, set_bits, sizes_of
 
 from .dtypes import DTYPES, QUANTIZED
-from .errors import CheckpointError, FormatError, LimitError, UnsafePickleError, UnsupportedError
+from .errors import CheckpointError, FormatError, LimitError, UnsafePickleError, UnsupportedError, short
 from .limits import Limits
-from .nodes import MISSING, Node, Opaque, short
+from .nodes import MISSING, Node, Opaque
 from .rebuild import TABLE, dtype_code
 
 cdef extern from "Python.h":
@@ -38,6 +39,7 @@ cdef extern from "Python.h":
     bint PyLong_CheckExact(object)
     bint PyTuple_CheckExact(object)
     bint PyUnicode_CheckExact(object)
+    Py_ssize_t PyUnicode_GET_LENGTH(object)
 
 # What a persistent id may be.
 PIDS_NONE, PIDS_ZIP, PIDS_LEGACY, PIDS_TAR = range(4)
@@ -51,9 +53,6 @@ cdef enum:
     # An honest pickle copies what it holds three times at most: text to bytes, to a bytearray or an array.
     COPIES = 4
     SPARE_COPIES = 1 << 16
-    # A member of a key takes a byte at least; memo entries make it occur again, honestly some times.
-    KEY_ITEMS_PER_BYTE = 4
-    KEY_ITEMS = 1000000
 
 cdef int64_t WITHOUT_BOUND = 1 << 62
 # What arguments that make no sense raise.
@@ -105,10 +104,10 @@ cdef class Machine(Stack):
     cdef dict tar_objects
     cdef str encoding, errors
     cdef object limits
-    cdef int64_t key_items_left, copies_left
+    cdef int64_t copies_left
+    cdef Keys keys  # None: nothing is checked
     cdef bint tolerant, symbolic
     cdef object observe  # what is told of each name, call and change; or None
-    cdef object key_items
     cdef dict globals_
     cdef readonly Storages described
     cdef readonly list names, unknown
@@ -136,6 +135,9 @@ cdef class Machine(Stack):
         for key, value in pairs:
             self.check_key(key)
             mapping[key] = value
+
+    cdef inline int check_key(self, object key) except -1:
+        return 0 if self.keys is None else self.keys.check(key)
 
     def check_keys(self, items):
         self.spend(len(items))
@@ -303,32 +305,10 @@ cdef class Machine(Stack):
             except (TypeError, ValueError):
                 raise FormatError(f"a persistent id is {short(pid)}, a number is expected") from None
             if key not in self.tar_objects:
-                raise FormatError(f"persistent id {key} is neither a tensor nor a storage of the file")
+                raise FormatError(f"persistent id {short(key)} is neither a tensor nor a storage of the file")
             return self.tar_objects[key]
         raise FormatError("a persistent id where none can be; a data.pkl taken out of its archive? "
                           "pass the whole archive")
-
-    # -- keys --------------------------------------------------------------------------------------------------
-
-    cdef int check_key(self, object key) except -1:
-        """Bound the work of hashing a key. A tuple may hold one tuple twice, and so on down: 2**depth members."""
-        if PyUnicode_CheckExact(key) or PyLong_CheckExact(key) or not isinstance(key, (tuple, frozenset)):
-            return 0
-        self.count_key(key, 0)
-        return 0
-
-    cdef int count_key(self, object key, int level) except -1:
-        if level > self.limits.key_depth:
-            raise LimitError(f"a dict key or set member nests more than {self.limits.key_depth} deep "
-                             f"(Limits.key_depth raises the bound)")
-        for member in key:
-            self.key_items_left -= 1
-            if self.key_items_left < 0:
-                raise LimitError(f"hashing the keys of this pickle would visit more than {self.key_items} "
-                                 f"objects (Limits.key_items raises the bound)")
-            if isinstance(member, (tuple, frozenset)):
-                self.count_key(member, level + 1)
-        return 0
 
     # -- reading arguments -------------------------------------------------------------------------------------
 
@@ -380,6 +360,8 @@ cdef class Machine(Stack):
             if self.symbolic and (isinstance(module, Opaque) or isinstance(name, Opaque)):
                 return self.unnamed("a computed name", (module, name))
             raise FormatError(f"a class is named by {short(module)} and {short(name)}, two strings are expected")
+        if PyUnicode_GET_LENGTH(module) + PyUnicode_GET_LENGTH(name) > MAX_NAME:
+            raise FormatError(f"a class is named by more than {MAX_NAME} characters")
         key = (module, name)
         found = self.globals_.get(key)
         if found is None:
@@ -423,7 +405,7 @@ cdef class Machine(Stack):
             raise FormatError(f"an item is set in {short(target)}, a dict is expected")
         for i in range(at, self.depth, 2):
             key = <object> self.items[i]
-            if not PyUnicode_CheckExact(key):
+            if not PyUnicode_CheckExact(key) or PyUnicode_GET_LENGTH(key) >= LONG_TEXT:
                 self.check_key(key)
             if PyDict_CheckExact(target):
                 PyDict_SetItem(target, key, <object> self.items[i + 1])
@@ -468,7 +450,9 @@ cdef class Machine(Stack):
                 raise FormatError(f"the state of a {type(target).__name__} is {short(state)}, a dict is expected")
             self.spend(len(state))
             for name, value in state.items():
-                target.__dict__[key_text(name)] = value
+                name = key_text(name)
+                self.check_key(name)
+                target.__dict__[name] = value
         else:
             raise FormatError(f"a state is given to {short(target)}, which has none")
         return 0
@@ -688,7 +672,7 @@ cdef class Machine(Stack):
     cdef int64_t memo_index(self) except? -1:
         index = self.int_text(self.line())
         if not 0 <= index < 1 << 62:
-            raise FormatError(f"memo index {index} is out of range")
+            raise FormatError(f"memo index {short(index)} is out of range")
         return index
 
     cdef object new_object(self, object cls, object args, object kwargs):
@@ -700,7 +684,7 @@ cdef class Machine(Stack):
         if type(cls) is Global and (<Global> cls).known is None or isinstance(cls, Opaque):
             return Opaque(cls.qualname, args, kwargs, new=True)
         if kwargs:
-            raise FormatError(f"{cls!r} is made with keyword arguments, which none of the known classes takes")
+            raise FormatError(f"{short(cls)} is made with keyword arguments, which none of the known classes takes")
         return self.call(cls, args)
 
 
@@ -773,13 +757,10 @@ def unpickle(data, *, int pids=0, tar_objects=None, storages=(), tensors=(), enc
         machine.start = <const uint8_t*> view.buf
         machine.p = machine.op_at = machine.start
         machine.end = machine.start + view.len
-        machine.copies_left = machine.key_items_left = WITHOUT_BOUND
+        machine.copies_left = WITHOUT_BOUND
         if not tolerant:
             machine.copies_left = COPIES * view.len + SPARE_COPIES
-            machine.key_items = limits.key_items
-            if machine.key_items is None:
-                machine.key_items = max(KEY_ITEMS, KEY_ITEMS_PER_BYTE * view.len)
-            machine.key_items_left = machine.key_items
+            machine.keys = Keys(limits, view.len)
         machine.look_ahead(machine.start, machine.end)
         try:
             obj = machine.run()

@@ -179,13 +179,14 @@ class Checkpoint(Mapping[Any, LazyTensor]):
             named_tensors(unpickled.obj), named_tensors(self.contents.unpickled.obj), strict=True
         )
         known = {id(leaf): original for (_, leaf), (_, original) in pairs if alike(leaf, original)}
-        return substitute(unpickled.obj, LazyBridge(self, known), lazy, self.limits.object_depth)
+        return substitute(unpickled.obj, LazyBridge(self, known), lazy, self.limits)
 
     @property
     def info(self) -> dict[str, Any]:
         """What is known of the file: a dict of plain values, for people and programs to read."""
         self.source.check_open()
         contents = self.contents
+        archive = getattr(contents, "archive", None)  # of a ZIP
         crc32 = contents.records.crc32
         with_crc = int(
             ((crc32 > 0) | (crc32 == 0) & (contents.records.nbytes == 0)).sum()
@@ -195,12 +196,13 @@ class Checkpoint(Mapping[Any, LazyTensor]):
             "container": contents.kind,
             "nbytes": self.source.nbytes,
             "byteorder": contents.byteorder,
-            "version": getattr(getattr(contents, "archive", None), "version", None),
-            "torchscript": getattr(getattr(contents, "archive", None), "is_torchscript", False),
+            "version": getattr(archive, "version", None),
+            "torchscript": getattr(archive, "is_torchscript", False),
             "tensors": len(self._index()),
             "storages": len(contents.unpickled.storages),
             "records": len(contents.records),
             "records_with_crc32": with_crc,
+            "metadata": archive.metadata() if archive else None,
             "unknown": sorted({qualname for qualname, _ in contents.unpickled.unknown}),
             "huge_pages": huge_pages(),
         }

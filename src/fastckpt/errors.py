@@ -50,6 +50,15 @@ class LimitError(CheckpointError):
     """Reading on would take work or memory out of proportion to the bytes that are there."""
 
 
+def without_object(why, more="", **where):
+    """The refusal to salvage anything of a file whose object is damaged; ``why`` says how, ``more`` what is there."""
+    return FormatError(
+        f"{why}. The object's pickle says which tensors there are and what they are called; without it nothing can be "
+        f"salvaged{more}",
+        **where,
+    )
+
+
 def unsafe_name(where, qualname, note="", *, scripted=False, path=None, record=None):
     """The refusal of a class or function that is not known to be plain data; ``note`` says more of it."""
     if scripted:

@@ -10,6 +10,7 @@ class Limits:
     key_items: how many objects may be visited, in one pickle, to hash dict keys and set members; None for a million, or
         four for each of its bytes where that is more. A tuple that holds one tuple twice, two hundred levels deep, has
         2**200 of them in 600 bytes.
+    key_collisions: how many different dict keys and set members may have one hash. Python compares each with all others.
     key_depth: how deep tuples may nest in one key (hashing recurses on the C stack).
     object_depth: how deep objects may nest through constructor arguments (lists, dicts and tuples may nest without limit).
     scan_events: how many names and questionable calls a scan of one file lists before it gives up, and how many harmless calls
@@ -18,6 +19,7 @@ class Limits:
     """
 
     key_items: int | None = None
+    key_collisions: int = 256
     key_depth: int = 500
     object_depth: int = 300
     int_digits: int = 4300

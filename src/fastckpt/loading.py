@@ -210,7 +210,7 @@ class Reader:
             by_index = [None] * len(self.contents.unpickled.tensors)
             for spec, tensor in zip(tensors, made, strict=True):
                 by_index[spec.index] = tensor
-        return substitute(root, bridge, by_index, limits.object_depth)
+        return substitute(root, bridge, by_index, limits)
 
     def bridge(self, storages):
         """A bridge over these storages: read, but for those that are there already."""

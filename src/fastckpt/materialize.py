@@ -222,37 +222,15 @@ class _Fill:
         return crc
 
     def _inflate(self, row, address):
-        """Inflate one record chunk by chunk; its CRC. It never takes more memory than it says it needs."""
-        records, nbytes = self.records, int(self.records.nbytes[row])
-        self._check_method(row)
-        offset, end = (
-            int(records.offset[row]),
-            int(records.offset[row] + records.stored_nbytes[row]),
-        )
-        inflater, done, crc, pending = zlib.decompressobj(-zlib.MAX_WBITS), 0, 0, b""
-        while not inflater.eof and not self.control[STOP]:
-            if not pending and offset < end:
-                pending = self.source.read(offset, min(CHUNK, end - offset))
-                offset += len(pending)
-            try:
-                # 0 would mean "no limit"; the byte too many is an error below
-                data = inflater.decompress(pending, min(CHUNK, nbytes - done) or 1)
-            except zlib.error as error:
-                raise self._bad(row, f"its deflated data is damaged ({error})") from None
-            stuck = not data and not inflater.eof and len(pending) == len(inflater.unconsumed_tail)
-            pending = inflater.unconsumed_tail
-            if len(data) > nbytes - done:
-                raise self._bad(
-                    row, f"it inflates to more than the {nbytes} bytes that the directory says"
-                )
-            if address and data:
+        """Inflate one record chunk by chunk; its CRC."""
+        done = crc = 0
+        for data in inflated(self.source, self.records, row):
+            if address:
                 _read.view_of(address + done, len(data))[:] = data
             crc = self._took(data, crc)
             done += len(data)
-            if stuck and offset == end:
-                raise self._bad(row, f"its deflated data ends after {done} of {nbytes} bytes")
-        if done != nbytes and not self.control[STOP]:
-            raise self._bad(row, f"it inflates to {done} bytes, the directory says {nbytes}")
+            if self.control[STOP]:
+                break
         return crc
 
     def _took(self, data, crc):
@@ -265,19 +243,48 @@ class _Fill:
             self._tell()
         return _crc32.crc32(data, crc, self.kernel_name) if self.want_crc else 0
 
-    def _check_method(self, row):
-        if (method := int(self.records.method[row])) != DEFLATED:
-            message = f"it is compressed by ZIP method {method}, and only 0 (stored) and 8 (deflated) are read"
-            raise _error(
-                UnsupportedError,
-                self.source,
-                self.records,
-                row,
-                f"{message}; save it without compression",
-            )
 
-    def _bad(self, row, found):
-        return _error(FormatError, self.source, self.records, row, f"{found}; the file is damaged")
+def inflated(source, records, row):
+    """Inflate one record, never to more than it is said to be: yields its content, at most CHUNK bytes at a time.
+
+    Raises UnsupportedError for another compression, FormatError where the data is damaged, at the latest when all was yielded.
+    """
+    _check_method(source, records, row)
+    nbytes, offset = int(records.nbytes[row]), int(records.offset[row])
+    end = offset + int(records.stored_nbytes[row])
+
+    def bad(found):
+        return _error(FormatError, source, records, row, f"{found}; the file is damaged")
+
+    inflater, done, pending = zlib.decompressobj(-zlib.MAX_WBITS), 0, b""
+    while not inflater.eof:
+        if not pending and offset < end:
+            pending = source.read(offset, min(CHUNK, end - offset))
+            offset += len(pending)
+        try:
+            # 0 would mean "no limit"; the byte too many is an error below
+            data = inflater.decompress(pending, min(CHUNK, nbytes - done) or 1)
+        except zlib.error as error:
+            raise bad(f"its deflated data is damaged ({error})") from None
+        stuck = not data and not inflater.eof and len(pending) == len(inflater.unconsumed_tail)
+        pending = inflater.unconsumed_tail
+        if len(data) > nbytes - done:
+            raise bad(f"it inflates to more than the {nbytes} bytes that the directory says")
+        done += len(data)
+        if data:
+            yield data
+        if stuck and offset == end:
+            raise bad(f"its deflated data ends after {done} of {nbytes} bytes")
+    if done != nbytes:
+        raise bad(f"it inflates to {done} bytes, the directory says {nbytes}")
+
+
+def _check_method(source, records, row):
+    if (method := int(records.method[row])) != DEFLATED:
+        message = f"it is compressed by ZIP method {method}, and only 0 (stored) and 8 (deflated) are read"
+        raise _error(
+            UnsupportedError, source, records, row, f"{message}; save it without compression"
+        )
 
 
 def _there(source):

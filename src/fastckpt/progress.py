@@ -32,6 +32,26 @@ def reporting(progress, name):
             yield tell
 
 
+class Phases:
+    """Several works, one after the other, told as one; ``tell`` may be None."""
+
+    def __init__(self, tell):
+        self.tell, self.before, self.total = tell, 0, 0
+
+    def next(self, then=0):
+        """A callable(bytes done, bytes in all) for the work that begins now, behind which about ``then`` bytes follow; or None."""
+        if self.tell is None:
+            return None
+        self.before += self.total
+        self.total = 0
+
+        def tell(done, total):
+            self.total = total
+            self.tell(self.before + done, self.before + total + then)
+
+        return tell
+
+
 def _bar(name):
     try:
         from tqdm.auto import tqdm

@@ -55,14 +55,14 @@ def prune(root, keys):
 
 
 class _Pruning:
-    MOST_VISITS = 1_000_000  # of members of containers that were visited before; paths can be exponentially many
+    MOST_KEYS = 4_000_000  # in the paths of members of containers that were visited before; there can be 2**depth
 
     def __init__(self, keys):
         self.wanted, self.listed = chooser(keys)
         self.found = set()
         self.results = {}  # id of a container -> (it, [(what was kept, the container of that)])
         self.open = {}  # id of a container around this one -> the new one
-        self.visits = 0
+        self.repeated_keys = 0
 
     def visit(self, value, path):
         """What is left of a value at a path, or _ABSENT."""
@@ -75,8 +75,8 @@ class _Pruning:
             return self.open[id(value)]  # a cycle
         members = list(members)
         if id(value) in self.results:
-            self.visits += len(members) + 1
-            if self.visits > self.MOST_VISITS:
+            self.repeated_keys += (len(members) + 1) * (len(path) + 1)
+            if self.repeated_keys > self.MOST_KEYS:
                 raise LimitError("the object has too many paths for keys=; load it whole")
         new = self.open[id(value)] = (
             value if isinstance(value, (tuple, Opaque)) else _emptied(value)

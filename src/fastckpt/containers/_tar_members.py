@@ -45,12 +45,13 @@ def checkpoint_members(source):
     raise FormatError(f"{source.name}: {message}", path=source.name)
 
 
-def tar_members(source):
+def tar_members(source, members=None):
     """Walk a tar: name -> (offset, nbytes) of every file in it, a leading "./" taken off.
 
-    Raises FormatError for damage, truncation and for a member of a checkpoint that is there twice.
+    Raises FormatError for damage, truncation and for a member of a checkpoint that is there twice; what was found until then
+    is in ``members``, where that is given, with the last one as long as it should be.
     """
-    members = {}
+    members = {} if members is None else members
     offset, everywhere, here = 0, {}, {}
     while offset < source.nbytes:
         header = _read_header(source, offset)

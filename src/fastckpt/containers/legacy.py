@@ -46,7 +46,7 @@ class LegacyContainer:
         self.object_offset = stream.offset
         self.unpickled = stream.pickle("object", OBJECT_WINDOW, pids=PIDS_LEGACY)
         self.object_nbytes = self.unpickled.end
-        keys = stream.pickle("list of storage keys").obj
+        keys = self._read_keys()
         self.unpickled.unknown = list(stream.unknown)
         self._lay_out(keys)
 
@@ -55,20 +55,26 @@ class LegacyContainer:
             raise error
         self.problems.append(error)
 
-    def _lay_out(self, keys):
-        """Compute where each storage lies from the sizes that the object gives, and compare the counts."""
+    def _read_keys(self):
+        """The keys of the storages that follow, in their order."""
         stream = self.stream
+        keys = stream.pickle("list of storage keys").obj
         if not isinstance(keys, list) or not all(type(key) in (str, int, bytes) for key in keys):
             raise stream.error(
                 f"the list of storage keys is {short(keys)}; a list of strings is expected"
             )
         keys = [key_text(key) for key in keys]
-        specs = {spec.key: spec for spec in self.unpickled.storages if spec.root is None}
         if len(set(keys)) != len(keys):
             twice = collections.Counter(keys).most_common(1)[0][0]
             raise stream.error(
                 f"the list of storage keys names {twice!r} twice, with two contents; the file is damaged"
             )
+        return keys
+
+    def _lay_out(self, keys):
+        """Compute where each storage lies from the sizes that the object gives, and compare the counts."""
+        stream = self.stream
+        specs = {spec.key: spec for spec in self.unpickled.storages if spec.root is None}
         listed = set(keys)
         for row, key in enumerate(keys):
             if key not in specs:
@@ -149,10 +155,10 @@ class LegacyContainer:
     def locate(self, rows):
         """Every offset is known."""
 
-    def unpickle_again(self):
-        """The object once more, with containers of its own."""
+    def unpickle_again(self, **options):
+        """The object once more, with containers of its own; ``options`` are more of those of unpickle."""
         self.stream.offset = self.object_offset
-        return self.stream.pickle("object", self.object_nbytes, pids=PIDS_LEGACY)
+        return self.stream.pickle("object", self.object_nbytes, pids=PIDS_LEGACY, **options)
 
     def pickle_bytes(self):
         """The bytes of the object's pickle."""

@@ -28,9 +28,8 @@ class PickleStream:
             try:
                 # Let go at once: an error that somebody keeps must not keep the caller's buffer from changing its size.
                 with memoryview(self.peek(min(window, left))) as data:
-                    result = unpickle(
-                        data, where=where, offset=self.offset, **self.options, **options
-                    )
+                    options = {**self.options, **options}
+                    result = unpickle(data, where=where, offset=self.offset, **options)
             except Truncated as error:
                 if window >= left:
                     raise FormatError(

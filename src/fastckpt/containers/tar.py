@@ -14,6 +14,11 @@ from .stream import PickleStream
 MOST_DIMENSIONS = 64  # torch's own bound
 
 
+def is_key(value):
+    """Whether a value can be the number of a storage or tensor: an address, in practice."""
+    return type(value) is int and -(2**63) <= value < 2**64
+
+
 class TarContainer:
     """A tar checkpoint, opened; see LegacyContainer for what it offers.
 
@@ -26,7 +31,7 @@ class TarContainer:
 
     def __init__(self, source, problems=None, **options):
         self.source, self.problems = source, problems
-        self.members = checkpoint_members(source)
+        self.members = self._find_members()
         self.end = source.nbytes
         self.options = options
         self.storages, self.tensors, self.objects, self.unknown = [], [], {}, []
@@ -47,6 +52,9 @@ class TarContainer:
         self.unpickled = self.unpickle_again()
         self.unpickled.unknown = self.unknown + self.unpickled.unknown
 
+    def _find_members(self):
+        return checkpoint_members(self.source)
+
     def _stream(self, member):
         offset, nbytes = self.members[member]
         return PickleStream(self.source, offset, offset + nbytes, **self.options)
@@ -66,7 +74,7 @@ class TarContainer:
                     f"2016's alpha releases are not known to any release)"
                 )
             key, location, cls = described
-            if type(key) is not int or not isinstance(cls, Global) or cls.storage_dtype < 0:
+            if not is_key(key) or not isinstance(cls, Global) or cls.storage_dtype < 0:
                 raise stream.error(
                     f"a storage is described by {short(described)}; (key, location, class) is expected"
                 )
@@ -98,11 +106,7 @@ class TarContainer:
         if not isinstance(views, list):
             raise stream.error(f"the list of storage views is {short(views)}")
         for view in views:
-            if (
-                not isinstance(view, tuple)
-                or len(view) != 4
-                or any(type(n) is not int for n in view)
-            ):
+            if not isinstance(view, tuple) or len(view) != 4 or not all(map(is_key, view)):
                 raise stream.error(
                     f"a storage view is {short(view)}; (key, root, offset, count) is expected"
                 )
@@ -139,12 +143,12 @@ class TarContainer:
                 )
             shape, stride = stream.int64s(ndim, "sizes"), stream.int64s(ndim, "strides")
             offset = stream.int64("storage offset")
-            numbers = type(key) is int and type(storage_key) is int
-            if not numbers or key in self.objects or storage_key not in self.objects:
+            numbers = is_key(key) and is_key(storage_key)
+            ref = self._storage(storage_key) if numbers and key not in self.objects else None
+            if ref is None:
                 raise stream.error(
                     f"tensor {short(key)} of storage {short(storage_key)}: no such storage, or a key that is taken"
                 )
-            ref = self.objects[storage_key]
             if not hasattr(ref, "storage") or hasattr(ref, "shape"):
                 raise stream.error(f"tensor {key} lies in {storage_key}, which is a tensor")
             try:
@@ -156,19 +160,24 @@ class TarContainer:
         self.left["tensors"] = stream.end - stream.offset
         self.unknown += stream.unknown
 
+    def _storage(self, key):
+        """The storage of a key, None where there is none."""
+        return self.objects.get(key)
+
     def locate(self, rows):
         """Every offset is known."""
 
-    def unpickle_again(self):
-        """The object, with containers of its own."""
+    def unpickle_again(self, **options):
+        """The object, with containers of its own; ``options`` are more of those of unpickle."""
         stream = self._stream("pickle")
+        options = {"tar_objects": self.objects, **options}
         return stream.pickle(
             "object",
             1 << 18,
             pids=PIDS_TAR,
-            tar_objects=self.objects,
             storages=self.storages,
             tensors=self.tensors,
+            **options,
         )
 
     def pickle_bytes(self):

@@ -4,6 +4,7 @@ What is relied on must agree with itself: names that occur twice, entries that o
 and second archives are errors. Entries outside the checkpoint's folder are ignored.
 """
 
+import json
 import os
 import zlib
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,10 @@ PICKLE = "data.pkl"
 VERSION_RECORDS = (".data/version", "version")  # the first one counts where both are there
 BYTEORDER_RECORD = "byteorder"
 TORCHSCRIPT_RECORD = "constants.pkl"
+METADATA_RECORD = (
+    "metadata.json"  # what a writer has to say beside the object; torch does not look at it
+)
+METADATA_MOST_NBYTES = 16 << 20  # parsed, it may take thirty times as much
 STORAGE_FOLDERS = ("data/", "tensors/")  # the second is torch 1.4's
 OLDEST_VERSION, NEWEST_VERSION = 1, 10
 
@@ -41,8 +46,11 @@ def open_zip(source, *, verify=True):
     _check_alone(source, end, others, columns)
     names = unify_separators(directory, columns)
     prefix = _find_prefix(source, names, columns)
-    columns = _select(names, columns, prefix)
-    return ZipContainer(source, end.end, directory, names, columns, prefix, verify)
+    selected = _select(names, columns, prefix)
+    container = ZipContainer(source, end.end, directory, names, selected, prefix, verify)
+    if container.byteorder is None:
+        _check_no_byteorder(source, names, columns, prefix)
+    return container
 
 
 class ZipContainer:
@@ -120,6 +128,16 @@ class ZipContainer:
                 BYTEORDER_RECORD,
             )
         return text.decode()
+
+    def metadata(self):
+        """What the metadata record says, parsed; None where there is none, or where it is not JSON."""
+        row = self.index.get(METADATA_RECORD)
+        if row is None or self.records.nbytes[row] > METADATA_MOST_NBYTES:
+            return None
+        try:
+            return json.loads(self.read_row(row).decode())
+        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+            return None
 
     def locate(self, rows):
         """Find where the data of some rows begins: fills ``records.offset``, in as few reads as it takes.
@@ -464,6 +482,29 @@ def two_checkpoints(prefixes):
         f"two checkpoints, {prefixes[0] + PICKLE!r} and {prefixes[1] + PICKLE!r}; "
         f"unpack it and pack each folder into an archive of its own"
     )
+
+
+def _check_no_byteorder(source, names, columns, prefix):
+    """See that no byte order is missed because its name is damaged in the directory, where nothing has a checksum.
+
+    Numbers would come out with their bytes in the wrong order, each record of them verified.
+    """
+    expected = prefix + BYTEORDER_RECORD.encode()
+    for row in np.flatnonzero(columns[_zip.NAME_NBYTES] == len(expected)):
+        at, name_at = int(columns[_zip.HEADER, row]), int(columns[_zip.NAME, row])
+        name = bytes(names[name_at : name_at + len(expected)])
+        if name.startswith(tuple(prefix + folder.encode() for folder in STORAGE_FOLDERS)):
+            continue  # the names of storages are compared when they are read
+        # An entry has room for its name: what reaches into the next one was refused.
+        if source.read(at + LOCAL_NBYTES, len(expected)) == expected:
+            shown = name.decode("utf-8", "backslashreplace")
+            raise FormatError(
+                f"{source.name}: record {BYTEORDER_RECORD!r} at byte {at}: the directory calls it {shown!r}; "
+                f"the file is damaged",
+                path=source.name,
+                record=BYTEORDER_RECORD,
+                offset=at,
+            )
 
 
 def _select(names, columns, prefix):

@@ -1,0 +1,222 @@
+"""ZIP checkpoints laid out as torch lays them out: where each record will lie, from names and sizes alone.
+
+Positions come first, so that data may be written anywhere, in any order, by many threads; the CRC-32s are
+wanted for what stands around the data, which ``frames`` makes when all are known.
+"""
+
+import hashlib
+import os
+
+import numpy as np
+
+from ._zip_end import END_64_NBYTES, END_NBYTES, LOCATOR_NBYTES, MAX16, MAX32
+
+MOST_ALIGNMENT = 1 << 16  # an extra field holds no more
+ALIGNMENT = 64  # bytes; every record's data begins at a multiple of it
+SERIALIZATION_ID = ".data/serialization_id"
+SERIALIZATION_ID_NBYTES = 40
+
+UTF8_NAME, DESCRIPTOR_FOLLOWS = 0x0800, 0x0008
+PADDING = b"FB"  # the extra field that aligns the data
+PADDING_HEAD_NBYTES = 4
+ZIP64 = 1  # the extra field with 64-bit sizes and offset
+# APPNOTE 4.3.7, 4.3.12, 4.3.9
+LOCAL = np.dtype(
+    [("signature", "S4"), ("needed", "<u2"), ("flags", "<u2"), ("method", "<u2"), ("time", "<u4"), ("crc32", "<u4"),
+     ("stored", "<u4"), ("nbytes", "<u4"), ("name_nbytes", "<u2"), ("extra_nbytes", "<u2")]
+)  # fmt: skip
+CENTRAL = np.dtype(
+    [("signature", "S4"), ("made_by", "<u2"), *[(name, LOCAL[name]) for name in LOCAL.names[1:]],
+     ("comment_nbytes", "<u2"), ("disk", "<u2"), ("internal", "<u2"), ("external", "<u4"), ("header", "<u4")]
+)  # fmt: skip
+DESCRIPTOR = np.dtype([("signature", "S4"), ("crc32", "<u4"), ("stored", "<u4"), ("nbytes", "<u4")])
+END_RECORDS_NBYTES = END_64_NBYTES + LOCATOR_NBYTES + END_NBYTES
+
+
+class ZipLayout:
+    """Where the records of an archive lie: int64 columns of bytes from its start, one row a record.
+
+    ``header`` is where the local header of a record lies, ``offset`` its data, ``end`` one past its descriptor; ``directory``
+    is where the directory begins, ``total`` the bytes of the archive. Nothing is compressed.
+    """
+
+    def __init__(self, names, nbytes, alignment=ALIGNMENT):
+        """``names`` are the records' whole names (str), ``nbytes`` their sizes; ``alignment`` is in bytes.
+
+        Raises ValueError for sizes, names or an alignment that no archive can have.
+        """
+        if not 1 <= alignment <= MOST_ALIGNMENT:
+            raise ValueError(f"alignment={alignment}: 1 to {MOST_ALIGNMENT} bytes are possible")
+        self.names = [name.encode("utf-8", "surrogateescape") for name in names]
+        self.nbytes = np.array(nbytes, dtype=np.int64)
+        self.alignment = alignment
+        if len(self.names) != len(self.nbytes):
+            raise ValueError(f"{len(self.names)} names for {len(self.nbytes)} records")
+        self._name_nbytes = np.array([len(name) for name in self.names], dtype=np.int64)
+        if self._name_nbytes.max(initial=0) > MAX16:
+            raise ValueError(f"a record's name has {self._name_nbytes.max()} bytes, {MAX16} fit")
+        if self.nbytes.min(initial=0) < 0 or self.nbytes.sum(dtype=np.float64) > 2.0**62:
+            raise ValueError("the sizes of the records are negative, or have more than 62 bits")
+        self._place()
+
+    def _place(self):
+        # The zip64 threshold is reached *at* the largest 32-bit number. Whether a header lies beyond it changes
+        # where the data behind it lies, never where the header itself does: two rounds suffice.
+        self._large = self.nbytes >= MAX32
+        self._far = np.zeros(len(self.nbytes), dtype=bool)
+        self._place_once()
+        far = self.header >= MAX32
+        if far.any():
+            self._far = far
+            self._place_once()
+        self._extra_nbytes = self._zip64_nbytes + PADDING_HEAD_NBYTES + self._padding
+        if self._extra_nbytes.max(initial=0) > MAX16:
+            raise ValueError(
+                f"alignment={self.alignment}: {self._padding.max()} bytes of padding, which an extra field can't hold"
+            )
+        self.directory = int(self.end[-1]) if len(self.end) else 0
+        self.total = self.directory + self._directory_nbytes() + END_RECORDS_NBYTES
+
+    def _place_once(self):
+        self._zip64_nbytes = _zip64_nbytes(self._large, self._far)
+        head = LOCAL.itemsize + self._name_nbytes + self._zip64_nbytes + PADDING_HEAD_NBYTES
+        descriptor = np.where(self._large | self._far, 24, 16) * (self.nbytes > 0)
+        behind = self.nbytes + descriptor
+        # Data begins at multiples of the alignment, so the distances between beginnings are multiples, too.
+        step = head.copy()
+        step[1:] += behind[:-1]
+        step += -step % self.alignment
+        self.offset = np.cumsum(step)
+        self.end = self.offset + behind
+        self.header = np.concatenate([[0], self.end[:-1]])[: len(self.end)]
+        self._padding = self.offset - self.header - head
+
+    def _directory_nbytes(self):
+        return int((CENTRAL.itemsize + self._name_nbytes + self._zip64_nbytes).sum())
+
+    def frames(self, crc32):
+        """What stands around the data: (offset, bytes) in ascending order, one more than there are records.
+
+        The first begins the archive, the last ends it. ``crc32`` are the checksums of the records.
+        """
+        crc32 = np.asarray(crc32, dtype=np.int64)
+        starts = [0, *(self.offset + self.nbytes).tolist()]
+        before = [b"", *self._descriptors(crc32)]
+        behind = [*self._local_headers(), self._directory(crc32) + self._end_records()]
+        return [
+            (at, descriptor + header)
+            for at, descriptor, header in zip(starts, before, behind, strict=True)
+        ]
+
+    def _flags(self):
+        return np.where(self.nbytes > 0, UTF8_NAME | DESCRIPTOR_FOLLOWS, UTF8_NAME)
+
+    def _local_headers(self):
+        """The local header of each record with its padding: sizes and checksum are 0, the descriptor has them."""
+        fixed = np.zeros(len(self.names), dtype=LOCAL)
+        fixed["signature"] = b"PK\3\4"
+        fixed["flags"] = self._flags()
+        fixed["name_nbytes"] = self._name_nbytes
+        fixed["extra_nbytes"] = self._extra_nbytes
+        paddings = {
+            n: PADDING + n.to_bytes(2, "little") + b"Z" * n for n in set(self._padding.tolist())
+        }
+        return [
+            head + name + extra + paddings[n]
+            for head, name, extra, n in zip(
+                _rows(fixed),
+                self.names,
+                self._zip64_extras(stored=False),
+                self._padding.tolist(),
+                strict=True,
+            )
+        ]
+
+    def _zip64_extras(self, *, stored):
+        """The zip64 field of each record, b"" where none is needed; a local header has 0 for the ``stored`` size."""
+        extras = [b""] * len(self.names)
+        for row in np.flatnonzero(self._large | self._far):
+            nbytes = int(self.nbytes[row])
+            numbers = [nbytes, nbytes * stored] if self._large[row] else []
+            numbers += [int(self.header[row])] if self._far[row] else []
+            data = b"".join(number.to_bytes(8, "little") for number in numbers)
+            extras[row] = b"".join(n.to_bytes(2, "little") for n in (ZIP64, len(data))) + data
+        return extras
+
+    def _descriptors(self, crc32):
+        """What follows the data of each record: checksum and sizes, nothing where there is no data."""
+        fixed = np.zeros(len(self.names), dtype=DESCRIPTOR)
+        fixed["signature"] = b"PK\7\10"
+        fixed["crc32"] = crc32
+        fixed["stored"] = fixed["nbytes"] = np.minimum(self.nbytes, MAX32)
+        rows = _rows(fixed)
+        for row in np.flatnonzero(self._large | self._far):
+            rows[row] = rows[row][:8] + 2 * int(self.nbytes[row]).to_bytes(8, "little")
+        for row in np.flatnonzero(self.nbytes == 0):
+            rows[row] = b""
+        return rows
+
+    def _directory(self, crc32):
+        entries = np.zeros(len(self.names), dtype=CENTRAL)
+        entries["signature"] = b"PK\1\2"
+        entries["flags"] = self._flags()
+        entries["crc32"] = crc32
+        entries["stored"] = entries["nbytes"] = np.where(self._large, MAX32, self.nbytes)
+        entries["name_nbytes"] = self._name_nbytes
+        entries["extra_nbytes"] = self._zip64_nbytes
+        entries["header"] = np.where(self._far, MAX32, self.header)
+        parts = zip(_rows(entries), self.names, self._zip64_extras(stored=True), strict=True)
+        return b"".join([part for entry in parts for part in entry])
+
+    def _end_records(self):
+        """zip64 end record, its locator, and the plain end record: torch writes all three, always."""
+        count, nbytes, at = len(self.names), self._directory_nbytes(), self.directory
+
+        def field(width, *numbers):
+            most = 256**width - 1
+            return b"".join(min(number, most).to_bytes(width, "little") for number in numbers)
+
+        return (
+            b"PK\6\6" + field(8, END_64_NBYTES - 12) + field(2, 0x031E, 0x2D) + field(4, 0, 0)
+            + field(8, count, count, nbytes, at)
+            + b"PK\6\7" + field(4, 0) + field(8, at + nbytes) + field(4, 1)
+            + b"PK\5\6" + field(2, 0, 0, count, count) + field(4, nbytes, at) + field(2, 0)
+        )  # fmt: skip
+
+
+def _rows(table):
+    """The bytes of each row of a structured array."""
+    data, nbytes = table.tobytes(), table.itemsize
+    return [data[at : at + nbytes] for at in range(0, len(data), nbytes)]
+
+
+def data_offset(header, name_nbytes, nbytes, alignment=ALIGNMENT):
+    """Where the data of a record begins whose local header lies at byte ``header`` of the archive."""
+    large, far = nbytes >= MAX32, header >= MAX32
+    end = header + LOCAL.itemsize + name_nbytes + _zip64_nbytes(large, far) + PADDING_HEAD_NBYTES
+    return end + -end % alignment
+
+
+def _zip64_nbytes(large, far):
+    """How long the zip64 field of a record is, in the file; columns or single values."""
+    return 16 * large + 8 * far + 4 * (large | far)
+
+
+def archive_name(path=None):
+    """What torch calls the folder inside an archive at ``path``: its name without the last extension."""
+    name = "" if path is None else os.path.basename(os.fsdecode(path).replace("\\", "/"))
+    if "." in name:
+        name = name[: name.rindex(".")]
+    return name if name and name.isascii() else "archive"
+
+
+def serialization_id(names, crc32):
+    """Forty digits that tell one archive from another: twenty from the records' names, twenty from their checksums.
+
+    torch takes another sum, which differs between its own builds, and shows it in its logs alone.
+    """
+    parts = ("\n".join(names).encode("utf-8", "surrogateescape"), np.array(crc32, "<u4").tobytes())
+    numbers = [
+        int.from_bytes(hashlib.blake2b(part, digest_size=8).digest(), "little") for part in parts
+    ]
+    return b"".join(b"%020d" % number for number in numbers)

@@ -1,0 +1,111 @@
+"""What of a symbolic object cannot be made without some of its storages.
+
+A call needs all of its arguments. Containers that are no argument lose what is lost in them and stay: the nesting of a
+checkpoint, its step counts and its other tensors outlive a tensor.
+"""
+
+from ._spec import StorageRef
+from .nodes import MISSING, Opaque
+
+# Calls of torch's of which one argument is the attributes of what they make; it does without those that are lost.
+ATTRIBUTES_AT = {
+    "torch._utils._rebuild_parameter_with_state": 3,
+    "torch._tensor._rebuild_from_type_v2": 3,
+    "torch._tensor._rebuild_from_type": 3,
+    "torch.tensor._rebuild_from_type": 3,
+}
+PLAIN = (list, tuple, dict, set, frozenset)
+# What a part is: not to be made at all, or a plain container with something lost inside.
+LOST, INCOMPLETE = range(2)
+
+
+def lost_parts(root, is_lost):
+    """The ids of the parts of an object that cannot be made; ``is_lost`` tells it of a storage (a StorageSpec).
+
+    They are storages and calls, never plain containers, and hold for as long as ``root`` is alive. OrderedDicts of Python 2,
+    which got their entries as one argument, are changed to what they are in Python 3, in place.
+    """
+    needs, found = {}, []  # (id, LOST or INCOMPLETE) of a part -> those that follow from it
+    todo, seen = [root], set()
+    while todo:
+        value = todo.pop()
+        if id(value) in seen:
+            continue
+        if isinstance(value, StorageRef):
+            if is_lost(value.storage):
+                found.append((id(value), LOST))
+        elif isinstance(value, (Opaque, *PLAIN)):
+            seen.add(id(value))
+            for member, consequences in members_of(value):
+                if isinstance(member, (Opaque, StorageRef, *PLAIN)):
+                    todo.append(member)
+                    for cause, effect in consequences:
+                        needs.setdefault((id(member), cause), []).append((id(value), effect))
+    return closure(found, needs)
+
+
+def closure(found, needs):
+    """All that follows: the ids of what is LOST."""
+    reached = set()
+    while found:
+        part = found.pop()
+        if part not in reached:
+            reached.add(part)
+            found.extend(needs.get(part, ()))
+            if part[1] == LOST:
+                found.append((part[0], INCOMPLETE))
+    return {identity for identity, kind in reached if kind == LOST}
+
+
+# (what a member may be, what its holder is then)
+NEEDED_WHOLE = ((INCOMPLETE, LOST),)
+NEEDED = ((LOST, LOST),)
+INSIDE = ((INCOMPLETE, INCOMPLETE),)
+SPARED = ()
+
+
+def members_of(value):
+    """(member, consequences) of a part, where a consequence is a pair as above."""
+    if isinstance(value, dict):
+        return [(member, INSIDE) for pair in value.items() for member in pair]
+    if not isinstance(value, Opaque):
+        return [(member, INSIDE) for member in value]
+    spread_pairs(value)
+    spared_at = ATTRIBUTES_AT.get(value.qualname, -1)
+    args = value.args if isinstance(value.args, tuple) else (value.args,)
+    found = [(arg, NEEDED if at == spared_at else NEEDED_WHOLE) for at, arg in enumerate(args)]
+    # The tuple itself is written, too.
+    found += [(value.callee, NEEDED), (value.kwargs, NEEDED_WHOLE)]
+    found += state_of(value.state)
+    found += [(member, SPARED) for member in value.items]
+    found += [(member, SPARED) for pair in value.pairs.items() for member in pair]
+    for opcode, values in value.later:
+        found += state_of(values) if opcode == "BUILD" else [(member, SPARED) for member in values]
+    return found
+
+
+def state_of(state):
+    """The members that a state makes: attributes by name may be lost, whatever else a class wants it wants whole."""
+    if state is MISSING:
+        return []
+    if isinstance(state, dict):
+        return [(state, SPARED)]
+    by_slots = isinstance(state, tuple) and len(state) == 2
+    if by_slots and all(part is None or isinstance(part, dict) for part in state):
+        return [(part, SPARED) for part in state]
+    return [(state, NEEDED_WHOLE)]
+
+
+def spread_pairs(node):
+    """OrderedDict([[key, value], ...]) of Python 2 as an OrderedDict() whose entries are set one by one."""
+    if node.qualname != "collections.OrderedDict" or not isinstance(node.args, tuple):
+        return
+    pairs = node.args[0] if len(node.args) == 1 else None
+    if not isinstance(pairs, list) or node.pairs or node.later:
+        return
+    if all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in pairs):
+        try:
+            node.pairs = dict(pairs)
+        except TypeError:  # a key that cannot be hashed; then nobody can read it
+            return
+        node.args = ()

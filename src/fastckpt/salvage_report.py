@@ -1,0 +1,55 @@
+"""SalvageReport: what salvage kept of a damaged checkpoint, and what is lost."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from .findings import Finding
+
+SHOWN = 20  # names in the text of a report
+
+
+@dataclass(frozen=True, slots=True)
+class SalvageReport:
+    """What was kept and what is lost.
+
+    name, out: of the damaged file and of the new one.
+    container: "zip", "legacy" or "tar".
+    kept: names of the tensors and bare storages in the new file, as ``open`` has them (the path of keys, joined by dots).
+    lost: name -> why, of those that are not in it.
+    findings: what is wrong with the damaged file, or could not be told of it.
+    """
+
+    name: str
+    out: str
+    container: str
+    kept: tuple[str, ...]
+    lost: dict[str, str]
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is lost."""
+        return not self.lost
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as plain values, for json.dumps."""
+        return {
+            "ok": self.ok,
+            "name": self.name,
+            "out": self.out,
+            "container": self.container,
+            "kept": list(self.kept),
+            "lost": dict(self.lost),
+            "findings": [finding.as_dict() for finding in self.findings],
+        }
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.name} ({self.container}): {len(self.kept)} tensors kept, {len(self.lost)} lost; written to {self.out}"
+        ]
+        lines += [f"  lost {name}: {why}" for name, why in list(self.lost.items())[:SHOWN]]
+        if len(self.lost) > SHOWN:
+            lines.append(f"  and {len(self.lost) - SHOWN} more")
+        told = set(self.lost.values())
+        lines += [f"  {finding}" for finding in self.findings if finding.message not in told]
+        return "\n".join(lines)
