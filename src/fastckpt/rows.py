@@ -93,12 +93,13 @@ class Rows:
             [column.nbytes * len(positions) for column in columns.values()]
         )
         follows = np.zeros(len(positions), dtype=bool)
-        follows[1:] = np.diff(positions) == 1
+        np.equal(positions[1:], positions[:-1] + 1, out=follows[1:])
+        starts = np.flatnonzero(~follows)
+        joined = starts, np.append(starts[1:], len(positions)) - starts
+        single = np.arange(len(positions)), np.ones(len(positions), dtype=np.int64)
         names, offsets, sizes, addresses = [], [], [], []
         for column, address in zip(columns.values(), memory.address.tolist(), strict=True):
-            joined = follows if column.step == column.nbytes else np.zeros_like(follows)
-            starts = np.flatnonzero(~joined)
-            lengths = np.diff(starts, append=len(positions))
+            starts, lengths = joined if column.step == column.nbytes else single
             names += [column.record] * len(starts)
             offsets.append(column.offset + positions[starts] * column.step)
             sizes.append(lengths * column.nbytes)
@@ -118,14 +119,14 @@ class Rows:
     def _taken(self, owner, column, count):
         spec = column.lazy.spec
         shape = (count, *spec.shape[1:])
-        stride = contiguous(shape)
         if not column.nbytes:
             owner = None
         if self.checkpoint.framework == "numpy":
-            dtype = numpy_dtype(spec.dtype)
+            dtype, stride = numpy_dtype(spec.dtype), contiguous(shape)
             return column.lazy.as_array(owner, 0, shape, stride, dtype, values=True)
-        tensor = self.checkpoint.torch_view(owner, 0, shape, stride, spec)
-        return tensor.requires_grad_(False)
+        from .torch_bridge import dense_tensor
+
+        return dense_tensor(owner, spec.dtype, shape)
 
     def _chosen(self, name, positions):
         whole = self._whole.get(name)

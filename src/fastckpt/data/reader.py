@@ -135,13 +135,14 @@ class Reader(abc.ABC):
 
     def _positions(self, indices):
         """Checked positions, an int64 column that is the caller's own or shared with ``indices``: not to be written to."""
-        column = as_column(indices, self)
-        length = len(self)
-        bad = np.flatnonzero((column < -length) | (column >= length))
-        if len(bad):
+        column, length = as_column(indices, self), len(self)
+        if not len(column):
+            return column
+        if column.min() < -length or column.max() >= length:
+            bad = np.flatnonzero((column < -length) | (column >= length))
             raise self._out_of_range(int(column[bad[0]]), length)
         column = column.astype(np.int64, copy=False)
-        return np.where(column < 0, column + length, column) if (column < 0).any() else column
+        return column if column.min() >= 0 else np.where(column < 0, column + length, column)
 
     def _out_of_range(self, index, length):
         return IndexError(
