@@ -78,3 +78,19 @@ class Gate(Numbers):
 def values(batches):
     """The numbers in batches of the readers above."""
     return [batch["x"].tolist() for batch in batches]
+
+
+def batches_of(count, size):
+    return [list(range(start, min(start + size, count))) for start in range(0, count, size)]
+
+
+def drain(batches):
+    """What an epoch gives: values, and errors in their places."""
+    found = []
+    while True:
+        try:
+            found.append(next(batches)["x"].tolist())
+        except StopIteration:
+            return found
+        except Exception as error:
+            found.append(error)

@@ -273,7 +273,7 @@ class LazyTensor(Leaf):
         fill(contents.source, part, np.arange(len(offsets)), addresses, **options)
         return memory.owners[0], 0, runs.stride
 
-    def offset_in_file(self) -> int | None:
+    def offset_in_file(self):
         """Byte of the source where its storage begins; None where its bytes do not lie there as they are in memory, or are
         mapped: then the storage is taken whole. Called while the source is in use.
         """

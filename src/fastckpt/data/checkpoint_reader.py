@@ -46,7 +46,7 @@ class CheckpointReader(Reader):
             raise ValueError("CheckpointReader: what is open has its framework, threads and limits")
         self.keys, self.paths, self.checkpoint = keys, None, None
         self.framework = framework or "torch"
-        self._options = {
+        self._options: dict[str, Any] = {
             "framework": self.framework,
             "threads": threads,
             "limits": limits,

@@ -55,7 +55,9 @@ class DataLoader:
         check_samplers(
             dataset, batch_size, shuffle, sampler, batch_sampler, drop_last, seed, generator
         )
-        self.dataset, self.sampler, self.batch_sampler = dataset, sampler, batch_sampler
+        self.dataset = dataset
+        self.sampler: Any = sampler
+        self.batch_sampler: Any = batch_sampler
         self.batch_size = at_least(1, "batch_size", batch_size)
         self.num_workers = at_least(0, "num_workers", num_workers)
         self.prefetch_depth = at_least(0, "prefetch_depth", prefetch_depth)

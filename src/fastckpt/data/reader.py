@@ -41,8 +41,9 @@ class Reader(abc.ABC):
     ``framework`` ("torch" or "numpy", a class or instance attribute) says what ``read_batch`` stacks samples into.
     """
 
-    framework = "torch"
+    framework: str = "torch"
     _closed = False
+    _made_with: tuple[tuple[Any, ...], dict[str, Any]]
 
     def __new__(cls, *args: Any, **options: Any):
         self = super().__new__(cls)
