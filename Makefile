@@ -10,6 +10,10 @@ VENV ?= .venv
 # The torch that development and CI use: this line is the only place that names it.
 TORCH ?= 2.13.0
 ARGS ?=
+# Of a fuzzer's run; the same number makes the same mutants.
+MINUTES ?= 10
+SEED ?= 0
+TARGET ?= all
 
 BIN := $(VENV)/bin
 PY := $(BIN)/python
@@ -17,10 +21,10 @@ READY := $(VENV)/.ready-torch-$(TORCH)
 # cython-lint starts pycodestyle by name
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help demo test test-slow sanitize build lint format stubs dist bench bench-html bench-check clean torch-version
+.PHONY: help demo test test-slow sanitize build lint format stubs dist fuzz fuzz-coverage bench bench-html bench-check clean torch-version
 
 help:
-	@echo "demo test test-slow sanitize build lint format stubs dist bench bench-html bench-check clean"
+	@echo "demo test test-slow sanitize build lint format stubs dist fuzz fuzz-coverage bench bench-html bench-check clean"
 
 demo: build
 	$(PY) scripts/demo.py $(ARGS)
@@ -57,6 +61,14 @@ dist: build
 	rm -rf dist
 	$(PY) -m build --outdir dist .
 	$(PY) scripts/check_dist.py dist
+
+# Mutated fixtures, read every way and compared with torch.load. Findings are saved in build/fuzz.
+fuzz: build
+	PYTHONPATH=tests $(PY) -m fuzz --minutes $(MINUTES) --seed $(SEED) $(ARGS)
+
+# The same led by coverage, MINUTES for each TARGET (zip, legacy, tar, pickle, load). Needs clang and atheris.
+fuzz-coverage: build
+	PYTHONPATH=src:tests $(PY) -m fuzz.covered --minutes $(MINUTES) --target $(TARGET)
 
 # asv notes the machine in the home directory; this keeps all of it in asv_bench/.asv.
 ASV := mkdir -p asv_bench/.asv && cd asv_bench && HOME=$(abspath asv_bench/.asv) $(abspath $(PY)) -m asv

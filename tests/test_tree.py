@@ -465,7 +465,8 @@ def test_names(case):
     found = named_leaves(inert)
     count = len([leaf for _, leaf in found if type(leaf).__name__ == "TensorSpec"])
     assert len(named_tensors(inert)) == count
-    assert {id(leaf) for leaf in leaves(inert, set())} == {id(leaf) for _, leaf in found}
+    # and what stands in keys
+    assert {id(leaf) for leaf in leaves(inert, set())} >= {id(leaf) for _, leaf in found}
 
 
 def test_names_of_other_tensors():

@@ -217,6 +217,7 @@ ONE_WRONG = {
     "a local size": (flipped(GOOD, DATA_0_HEADER + 22), "local_mismatch", "", {}),
     "a local method": (flipped(GOOD, DATA_0_HEADER + 8), "local_mismatch", "", {}),
     "local flags": (archive(changed(DATA_0_AT, local_flags=0)), "", "flags_mismatch", {}),
+    "local flags that load refuses": (archive(changed(DATA_0_AT, local_flags=0x0801)), "flags_mismatch", "", {}),
     "a local name": (archive(changed(DATA_0_AT, local_name="archive/data/7")), "name_mismatch", "", {}),
     "a local signature": (archive(changed(DATA_0_AT, local_signature=b"PK\0\0")), "local_header", "", {"data/0": "damaged"}),
     "a descriptor": (

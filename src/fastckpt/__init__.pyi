@@ -19,6 +19,8 @@ from .salvaging import salvage as salvage
 from .saving import save as save
 from .scanning import ScanReport as ScanReport
 from .scanning import scan as scan
+from .sharded import ShardedCheckpoint as ShardedCheckpoint
+from .sharding import save_sharded as save_sharded
 from .verify_report import RecordCheck as RecordCheck
 from .verify_report import VerifyReport as VerifyReport
 from .verifying import verify as verify

@@ -77,8 +77,8 @@ cdef enum:
 cdef class Pickler:
     """Pickles one object.
 
-    ``describers`` maps exact types to callables that turn an object into a row (see save_tensor), or into None where it is
-    to be pickled like any other. ``persistent_id`` is asked for objects that are no plain value.
+    ``describers`` maps exact types to callables that turn an object into a row (see save_tensor), or into None where it
+    is to be pickled like any other. ``persistent_id`` is asked for objects that are no plain value.
     """
 
     cdef char* buffer

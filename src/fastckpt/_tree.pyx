@@ -19,7 +19,7 @@ from ._spec cimport Global, StorageRef, TensorSpec
 
 from .errors import FormatError, LimitError, short
 from .limits import Limits
-from .nodes import MISSING, Node, Opaque, TensorNode
+from .nodes import MISSING, Node, Opaque, is_tensor
 
 cdef extern from *:
     """
@@ -130,7 +130,7 @@ cdef class Substitution:
             self.done[id(node)] = node
             self.work.append(node)
             return node
-        if self.lazy and is_tensor(NODE, node):
+        if self.lazy and is_tensor(node):
             built = self.done[id(node)] = self.bridge.lazy(node)
             return built
         self.done[id(node)] = MISSING
@@ -305,11 +305,6 @@ def substitute(root, bridge, list tensors, limits=None):
     return walk.run(root)
 
 
-cdef bint is_tensor(int kind, object value):
-    return kind == TENSOR or (kind == NODE and isinstance(value, TensorNode)
-                              and value.kind not in ("size", "device", "generator"))
-
-
 def children(value):
     """(key, member) of a container, an Opaque or a node with members; None for a leaf."""
     cdef int kind = kind_of(value)
@@ -365,7 +360,7 @@ cdef list walked(object root, bint tensors_only):
             inside.append(id(value))
             keys.append(key)
             stack.append(iter(members))
-        elif not tensors_only or is_tensor(kind_of(value), value):
+        elif not tensors_only or is_tensor(value):
             path_items += len(keys)
             if path_items > MAX_PATH_ITEMS and len(keys) > HONEST_DEPTH:
                 raise LimitError(f"the names of this object's tensors have {len(keys)} parts and more; load it whole")
@@ -409,7 +404,7 @@ def named_tensors(root):
 
 
 def leaves(root, set seen):
-    """The leaves alone, without their paths; ``seen`` are the ids of containers that were walked before."""
+    """The leaves alone, without their paths, and those in keys; ``seen`` are the ids of containers that were walked before."""
     cdef list found = [], todo = [root]
     while todo:
         value = todo.pop()
@@ -418,5 +413,8 @@ def leaves(root, set seen):
             found.append(value)
         elif id(value) not in seen:
             seen.add(id(value))
-            todo.extend([member for _, member in members])
+            for key, member in members:
+                todo.append(member)
+                if kind_of(key) != ATOM:
+                    todo.append(key)
     return found

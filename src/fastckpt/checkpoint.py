@@ -24,11 +24,13 @@ from .nodes import Opaque, duplicate
 from .plan import roots_of
 from .progress import check as check_progress
 from .reading import place_storages, usable_in_place
-from .selection import dotted, specs_in
+from .selection import Names, dotted, specs_in
+from .shard_index import is_index, weights_of
 from .source import FileSource, open_source
 
 if TYPE_CHECKING:
     from ._annotations import CheckpointFile, Framework, MapLocation, Mmap, Progress, Unknown
+    from .sharded import ShardedCheckpoint
     from .verify_report import VerifyReport
 
 
@@ -46,16 +48,23 @@ def open(
     limits: Limits | None = None,
     offset: int = 0,
     nbytes: int | None = None,
-) -> Checkpoint:
+) -> Checkpoint | ShardedCheckpoint:
     """Open a checkpoint without reading a tensor; a Checkpoint, to be used in a ``with`` statement or closed.
 
     The arguments are those of ``load``. Objects of unknown classes are listed as they are, as Opaque.
+    A folder of shards, or their index, gives a ShardedCheckpoint.
     Raises FormatError, ChecksumError (of the pickle), UnsupportedError, LimitError and OSError.
     """
-    return Checkpoint(
-        f, framework=framework, map_location=map_location, mmap=mmap, encoding=encoding, verify=verify, threads=threads,
-        pin_memory=pin_memory, unknown=unknown, limits=limits, offset=offset, nbytes=nbytes,
-    )  # fmt: skip
+    f = weights_of(f)
+    options = {
+        "framework": framework, "map_location": map_location, "mmap": mmap, "encoding": encoding, "verify": verify,
+        "threads": threads, "pin_memory": pin_memory, "unknown": unknown, "limits": limits, "offset": offset, "nbytes": nbytes,
+    }  # fmt: skip
+    if is_index(f):
+        from .sharded import ShardedCheckpoint
+
+        return ShardedCheckpoint(f, **options)
+    return Checkpoint(f, **options)
 
 
 class Checkpoint(Mapping[Any, LazyTensor]):
@@ -107,9 +116,9 @@ class Checkpoint(Mapping[Any, LazyTensor]):
             if is_flat(root):  # most are: a dict of tensors, which is its own index
                 self._leaves = root
             else:
-                found = named_tensors(root)
+                found, name_of = named_tensors(root), Names()
                 names = [
-                    path[0] if len(path) == 1 and type(path[0]) is str else dotted(path)
+                    path[0] if len(path) == 1 and type(path[0]) is str else name_of(path)
                     for path, _ in found
                 ]
                 count = collections.Counter(names)
@@ -164,6 +173,28 @@ class Checkpoint(Mapping[Any, LazyTensor]):
     # -- the object
 
     @property
+    def root(self):
+        """The inert object."""
+        return self.contents.unpickled.obj
+
+    @property
+    def parts(self):
+        """The files that it consists of, as Checkpoints."""
+        return (self,)
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return self.source.name
+
+    @property
+    def metadata(self) -> Any:
+        """What ``save`` was given as metadata; None where there is none."""
+        self.source.check_open()
+        archive = getattr(self.contents, "archive", None)  # of a ZIP
+        return archive.metadata() if archive else None
+
+    @property
     def tree(self) -> Any:
         """The object with LazyTensors in place of its tensors and LazyStorages in place of bare storages.
 
@@ -202,7 +233,7 @@ class Checkpoint(Mapping[Any, LazyTensor]):
             "storages": len(contents.unpickled.storages),
             "records": len(contents.records),
             "records_with_crc32": with_crc,
-            "metadata": archive.metadata() if archive else None,
+            "metadata": self.metadata,
             "unknown": sorted({qualname for qualname, _ in contents.unpickled.unknown}),
             "huge_pages": huge_pages(),
         }
@@ -230,8 +261,8 @@ class Checkpoint(Mapping[Any, LazyTensor]):
         reader.refuse_undecodable(unpickled)
         return reader.make(unpickled.obj, unpickled.storages, unpickled.tensors, self.limits)
 
-    def _reader(self, framework=None):
-        options = self.reading_options()
+    def _reader(self, framework=None, progress=None):
+        options = self.reading_options() | {"progress": progress}
         framework = framework or self.framework
         map_location = self.map_location if framework == "torch" else None
         alive = self._alive if framework == "torch" else None
@@ -242,6 +273,15 @@ class Checkpoint(Mapping[Any, LazyTensor]):
         leaves = duplicate(leaves)
         storages, tensors, _ = specs_in(leaves)
         return self._reader(framework).make(leaves, storages, tensors, self.limits)
+
+    def read_leaves(self, leaves, progress=None):
+        """Real values for leaves of the object, in one plan; ``progress(bytes done, bytes in all)``."""
+        with self.source.in_use():
+            leaves = duplicate(leaves)
+            storages, tensors, opaque = specs_in(leaves)
+            reader = self._reader(progress=progress)
+            reader.refuse([(node.qualname, "") for node in opaque])
+            return reader.make(leaves, storages, tensors, self.limits)
 
     # -- for LazyTensor
 

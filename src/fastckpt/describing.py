@@ -25,17 +25,37 @@ def describe(obj, protocol=2, *, compact=False, dtype=None):
     ``compact``: only what tensors look at of their storages. ``dtype``: what floating tensors are cast to.
     Raises what Pickler raises; RuntimeError where two tensors look at the same memory as different types.
     """
-    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise TypeError(f"dtype={dtype!r}: a floating torch.dtype is expected, or None")
-    moves, seen = {}, None
-    if compact:
-        seen = Views()
-        dump(obj, protocol, {torch.Tensor: seen.describe}, seen.persistent_id)
-        moves = seen.kept()
-    storages = Storages(None, moves) if dtype is None else Casting(dtype, moves)
-    pickled = dump(obj, protocol, {torch.Tensor: storages.describe}, storages.persistent_id)
+    check_dtype(dtype)
+    seen = looked_at(obj, protocol) if compact else Views()
+    storages = (Storages if dtype is None else Casting)(dtype, seen.kept())
+    pickled = storages.dump(obj, protocol)
     del seen  # it held the storages of the first round, so that none of the second could be taken for one of them
     return Description(pickled, storages)
+
+
+def storages_by_name(values, protocol=2, *, compact=False, dtype=None):
+    """({name: numbers of the storages that a value has}, bytes of each storage) of a dict, as ``describe`` would have them."""
+    check_dtype(dtype)
+    seen = looked_at(values, protocol) if compact else Views()
+    storages = Noting(dtype, seen.kept())
+    numbers = {}
+    for name, value in values.items():
+        numbers[name] = storages.noted = set()
+        storages.dump(value, protocol)
+    del seen
+    return numbers, Description(b"", storages).nbytes
+
+
+def check_dtype(dtype):
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise TypeError(f"dtype={dtype!r}: a floating torch.dtype is expected, or None")
+
+
+def looked_at(obj, protocol):
+    """The Views of an object."""
+    views = Views()
+    views.dump(obj, protocol)
+    return views
 
 
 class Description:
@@ -71,6 +91,10 @@ class Storages(Describer):
         tagger = torch.serialization._package_registry[0][1]
         super().__init__(torch.strided, moves or {}, tagger is torch.serialization._cpu_tag, NAMED)
         self.cast_to = cast_to
+
+    def dump(self, obj, protocol):
+        """The pickle of an object."""
+        return dump(obj, protocol, {torch.Tensor: self.describe}, self.persistent_id)
 
     def new_kind(self, dtype):
         return Kind.of(dtype, self.cast_to)
@@ -125,12 +149,21 @@ class Casting(Storages):
     """Storages that are cast on their way."""
 
     def describe(self, tensor):
-        if tensor.is_quantized and tensor.qscheme() in PER_CHANNEL:
+        if self.cast_to and tensor.is_quantized and tensor.qscheme() in PER_CHANNEL:
             raise TypeError(
                 f"dtype={self.cast_to}: a tensor that is quantized by channel has scales, which would be cast, too; save it "
                 f"without dtype="
             )
         return super().describe(tensor)
+
+
+class Noting(Casting):
+    """Storages that are noted as they are met: ``noted`` is a set of their numbers, the caller's."""
+
+    def key(self, storage, dtype, taken_for, on_cpu, holder):
+        key = super().key(storage, dtype, taken_for, on_cpu, holder)
+        self.noted.add(int(key))
+        return key
 
 
 def storage_of(holder):

@@ -103,5 +103,8 @@ def short(value, limit=60):
         hasattr(value, "__dict__") and not isinstance(value, type)
     ):
         return f"<{kind}>"
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # such an int inside, of a slice
+        return f"<{kind}>"
     return text if len(text) <= limit else text[: limit - 3] + "..."

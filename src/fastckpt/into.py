@@ -19,6 +19,7 @@ from .plan import root_of
 from .progress import check as check_progress
 from .progress import reporting
 from .records import NO_CRC, STORED, Records
+from .selection import dotted
 
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.nn.Parameter))
 # Memory that a tensor passes through on its way, where it cannot be read straight into its place.
@@ -38,13 +39,16 @@ def fill_target(target, f, *, strict, prefix, rename, progress, **options):
     check_progress(progress)
     with open_checkpoint(f, **options) as checkpoint:
         names = named(checkpoint, prefix, rename)
-        others, metadata = others_of(checkpoint, prefix, names)
+        others, metadata = {}, None
+        for part in checkpoint.parts:
+            found, versions = others_of(part, prefix, names)
+            others, metadata = others | found, metadata or versions
         if isinstance(target, torch.nn.Module):
             copies, result, assign = plan_module(target, names, others, metadata, strict)
         else:
             copies, result, assign = plan_dict(target, names, others, strict)
-        with torch.no_grad(), reporting(progress, checkpoint.source.name) as tell:
-            _Filling(checkpoint, tell).run(copies)
+        with torch.no_grad(), reporting(progress, checkpoint.name) as tell:
+            fill_parts(checkpoint.parts, copies, tell)
         for put in assign:
             put()
         return result
@@ -54,10 +58,10 @@ def named(checkpoint, prefix, rename):
     """{name in the target: LazyTensor}."""
     found = {}
     for name in checkpoint:
-        dotted = name if isinstance(name, str) else ".".join(map(str, name))
-        if not dotted.startswith(prefix):
+        text = name if isinstance(name, str) else dotted(name)
+        if not text.startswith(prefix):
             continue
-        new = dotted[len(prefix) :]
+        new = text[len(prefix) :]
         if rename is not None:
             new = rename(new) if callable(rename) else rename.get(new, new)
         if new is None:
@@ -75,7 +79,7 @@ def others_of(checkpoint, prefix, names):
 
     A module's extra state is made real; anything else only has a name that somebody may not expect.
     """
-    container = checkpoint.contents.unpickled.obj
+    container = checkpoint.root
     for key in prefix.split(".")[:-1]:
         container = container.get(key) if isinstance(container, dict) else None
     if not isinstance(container, dict):
@@ -236,18 +240,34 @@ def plan_dict(target, names, others, strict):
 # -- filling
 
 
+def fill_parts(parts, copies, progress):
+    """Fill from each of the files that a checkpoint consists of, one after the other."""
+    total = sum(copy.lazy.nbytes for copy in copies)
+    by_part = {id(part): [] for part in parts}
+    for copy in copies:
+        by_part[id(copy.lazy.checkpoint)].append(copy)
+    touched, done = [], 0
+    for part in parts:
+        filling = _Filling(part, progress, done, total)
+        filling.run(by_part[id(part)], touched)
+        done = filling.done
+
+
 class _Filling:
-    """Reads what goes straight into its place in one parallel fill, and the rest in chunks."""
+    """Reads what goes straight into its place in one parallel fill, and the rest in chunks.
 
-    def __init__(self, checkpoint, progress):
+    ``done`` bytes of ``total`` were read before.
+    """
+
+    def __init__(self, checkpoint, progress, done, total):
         self.checkpoint, self.progress = checkpoint, progress
-        self.done, self.total = 0, 0
+        self.done, self.total = done, total
 
-    def run(self, copies):
+    def run(self, copies, touched):
+        """Fill; ``touched`` are the names of tensors that were overwritten, to which these are added."""
         direct = [copy for copy in copies if self.fits(copy)]
         others = [copy for copy in copies if not self.fits(copy)]
-        self.total = sum(copy.lazy.nbytes for copy in copies)
-        touched = [copy.name for copy in direct]
+        touched += [copy.name for copy in direct]
         try:
             self.fill_direct(direct)
             for copy in others:
@@ -307,11 +327,11 @@ class _Filling:
         fill(
             contents.source, wanted, np.arange(len(rows)), np.array(address, dtype=np.int64),
             verify=self.checkpoint.verifies, threads=self.checkpoint.threads,
-            progress=(lambda done, _: self.progress(done, self.total)) if self.progress else None,
+            progress=(lambda n, _: self.progress(self.done + n, self.total)) if self.progress else None,
         )  # fmt: skip
         for copy in copies:  # so that autograd notices, as it does of copy_
             torch.autograd.graph.increment_version(copy.target)
-        self.done = sum(nbytes)
+        self.done += sum(nbytes)
 
     def copy(self, copy, touched):
         """Through a chunk: another dtype, order, device or layout."""

@@ -12,10 +12,11 @@ from ._spec import Leaf, TensorSpec
 from .dtypes import CODE_BY_NAME, DTYPES, QUANTIZED, numpy_dtype
 from .errors import UnsupportedError
 from .materialize import fill
-from .nodes import TensorNode
+from .nodes import Opaque, TensorNode
 from .numpy_bridge import strided, strided_values
 from .plan import View, index_view, root_of, runs_of
 from .records import STORED, Records
+from .selection import dotted
 
 # Where the TensorSpec stands in nodes that add to a plain tensor without changing its values.
 WRAPPERS = ("parameter", "variable", "typed_tensor", "from_type")
@@ -40,7 +41,8 @@ GRADIENT_AT |= {"quantized_per_tensor": -1, "quantized_per_channel": -1}
 
 
 def core_of(leaf):
-    """What a tensor is under all that only adds to it: a TensorSpec, another node, None where torch would make an empty one."""
+    """What a tensor is under all that only adds to it: a TensorSpec, another node (Opaque where a function of somebody's
+    makes it), None where torch would make an empty one."""
     while isinstance(leaf, TensorNode) and leaf.kind in WRAPPERS:
         leaf = leaf.args[0]
     return leaf
@@ -59,6 +61,8 @@ def shape_of(core):
         return (0,)
     if isinstance(core, TensorSpec):
         return core.shape
+    if isinstance(core, Opaque):
+        return None
     at = SHAPE_AT.get(core.kind)
     found = None if at is None else core.args[at]
     if at is None or isinstance(found, (tuple, list)):
@@ -74,6 +78,8 @@ def dtype_of(leaf):
         return leaf.args[1] if leaf.kind == "typed_tensor" else CODE_BY_NAME["float32"]
     if isinstance(core, TensorSpec):
         return core.dtype
+    if isinstance(core, Opaque):
+        return None
     at = DTYPE_AT.get(core.kind)
     found = None if at is None else core.args[at]
     return dtype_of(found) if isinstance(found, (TensorSpec, TensorNode)) else found
@@ -106,13 +112,18 @@ class LazyTensor(Leaf):
         return hash((id(self._checkpoint), id(self.leaf)))
 
     @property
+    def checkpoint(self):
+        """The open Checkpoint that it is read from."""
+        return self._checkpoint
+
+    @property
     def path(self) -> tuple[Any, ...]:
         """The keys that lead to the tensor; the first such path, where there are several."""
         return self._checkpoint.path_of(self.leaf)
 
     @property
     def name(self) -> str:
-        return ".".join([str(key) for key in self.path])
+        return dotted(self.path)
 
     @property
     def kind(self) -> str:
@@ -162,7 +173,7 @@ class LazyTensor(Leaf):
             if leaf.kind in GRADIENT_AT:
                 return leaf.args[GRADIENT_AT[leaf.kind]]
             leaf = leaf.args[0] if leaf.kind in WRAPPERS else None
-        return leaf is not None and leaf.requires_grad
+        return isinstance(leaf, TensorSpec) and leaf.requires_grad
 
     def _plain(self, what):
         if self.spec is None:

@@ -18,6 +18,7 @@ from .progress import check as check_progress
 from .progress import reporting
 from .reading import Places, place_storages
 from .selection import prune, specs_in
+from .shard_index import is_index, weights_of
 from .source import open_source
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ def load(
     """Load what torch.save wrote, of any version, without running anything that the file says.
 
     f: path (str, bytes, PathLike), descriptor, bytes-like object, mmap, or seekable binary file object, which is read
-        from its current position and left where the checkpoint ends.
+        from its current position and left where the checkpoint ends. A folder with shards in transformers' layout, or their
+        index, is one checkpoint: a dict of all tensors by name.
     map_location: None, device, dict of locations or callable(storage, location), as torch.load takes it. None puts a
         tensor whose device is not here on the CPU, with one warning.
     weights_only: None means True. False hands the pickle to Python's own unpickler: THE FILE CAN THEN RUN ANY CODE.
@@ -82,6 +84,16 @@ def load(
     weights_only = only_weights(weights_only)
     check_options(framework, unknown, weights_only, pickle_module, map_location)
     check_types(progress, limits)
+    f = weights_of(f)
+    if is_index(f):
+        from .sharded import load_sharded
+
+        trusted = {"pickle_module": pickle_module, "errors": errors, "fix_imports": fix_imports}
+        return load_sharded(
+            f, keys, progress, None if weights_only else trusted, framework=framework, map_location=map_location, mmap=mmap,
+            encoding=encoding, verify=verify, threads=threads, pin_memory=pin_memory, unknown=unknown, limits=limits,
+            offset=offset, nbytes=nbytes,
+        )  # fmt: skip
     allocate = allocator(pin_memory, framework, mmap)
     source = open_source(f, offset, nbytes)
     try:

@@ -95,6 +95,17 @@ class TensorNode(Node):
         return f"<{self.kind} {args}>"
 
 
+# What torch has besides tensors.
+NO_TENSORS = ("size", "device", "generator")
+
+
+def is_tensor(value):
+    """Whether an inert object will be a tensor."""
+    return isinstance(value, TensorSpec) or (
+        isinstance(value, TensorNode) and value.kind not in NO_TENSORS
+    )
+
+
 class QuantizedNode(TensorNode):
     """A quantized tensor: ``spec`` says where its integers lie, the arguments how to read them."""
 
@@ -179,7 +190,7 @@ class ParameterNode(TensorNode):
             raise FormatError(
                 f"a Parameter's requires_grad is {short(requires_grad)}, a bool is expected"
             )
-        if data is not None and not isinstance(data, (TensorSpec, TensorNode)):
+        if data is not None and not is_tensor(data):
             raise FormatError(f"a Parameter's data is {short(data)}, a tensor is expected")
         self.args = (data, requires_grad)
 

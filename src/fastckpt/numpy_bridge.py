@@ -3,7 +3,7 @@
 import numpy as np
 
 from .dtypes import DTYPES, QUANTIZED, numpy_dtype
-from .errors import UnsupportedError, unsafe_name
+from .errors import UnsupportedError, short, unsafe_name
 from .nodes import MISSING, Opaque, TorchName
 
 
@@ -107,7 +107,7 @@ class NumpyBridge:
         return (
             tensor
             if cls in ("torch.Tensor", "torch.nn.Parameter")
-            else Opaque(getattr(cls, "qualname", str(cls)), (tensor,))
+            else Opaque(getattr(cls, "qualname", short(cls)), (tensor,))
         )
 
     def device_tensor(self, data, code, device, requires_grad):
@@ -155,7 +155,7 @@ class NumpyBridge:
         return self._no_twin("meta", DTYPES[code].name, size, stride)
 
     def wrapper_subclass(self, cls, *args):
-        return Opaque(getattr(cls, "qualname", str(cls)), args)
+        return Opaque(getattr(cls, "qualname", short(cls)), args)
 
     def generator(self, *args):
         return self._no_twin("Generator", *args)

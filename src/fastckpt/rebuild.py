@@ -36,6 +36,7 @@ from .nodes import (
     TensorNode,
     TensorType,
     TorchName,
+    is_tensor,
     short,
 )
 
@@ -391,7 +392,7 @@ def dtype_code(value):
 
 def tensor_like(value):
     """A tensor among the arguments: plain, or of another layout."""
-    expect(isinstance(value, (TensorSpec, TensorNode)), "a tensor", value)
+    expect(is_tensor(value), "a tensor", value)
     return value
 
 
@@ -571,7 +572,9 @@ def from_type(machine, args):
     """_rebuild_from_type[_v2](func, type, args, state): a tensor with attributes, or of a subclass."""
     expect(len(args) == 4 and isinstance(args[2], tuple), "(func, type, args, state)", args)
     func, cls, inner, state = args
-    node = TensorNode("from_type", machine.call(func, inner), cls)
+    expect(isinstance(cls, (Global, Opaque)), "a class", cls)
+    made = machine.call(func, inner)  # by a function of the user's, where it is Opaque
+    node = TensorNode("from_type", made if isinstance(made, Opaque) else tensor_like(made), cls)
     if state is not None:
         Node.set_state(node, machine, state)
     return node

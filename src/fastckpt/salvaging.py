@@ -39,7 +39,7 @@ from .plan import root_of
 from .progress import Phases, reporting
 from .records import NO_CRC, STORED, Records
 from .salvage_report import SalvageReport
-from .selection import dotted, specs_in
+from .selection import Names, specs_in, spelled
 from .source import open_source
 from .stream_recovery import LegacyRecovery, TarRecovery
 from .workers import check_threads
@@ -181,14 +181,12 @@ class _Salvage:
         """Compare the tensors of the object with those of what is written: names and reasons."""
         before = tensors_of(self.recovery.unpickled.obj)
         after = before if self.verbatim else tensors_of(self.left.obj)
-        count = collections.Counter(dotted(path) for path, _ in before)
-        names = {
-            path: dotted(path) if count[dotted(path)] == 1 else str(path) for path, _ in before
-        }
-        kept = {path for path, _ in after}
-        self.kept = tuple(
-            names.get(path, dotted(path)) for path in dict.fromkeys(path for path, _ in after)
-        )
+        name_of = Names()
+        names = {path: name_of(path) for path, _ in before}
+        count = collections.Counter(names[path] for path, _ in before)
+        names = {path: name if count[name] == 1 else spelled(path) for path, name in names.items()}
+        kept = dict.fromkeys(path for path, _ in after)
+        self.kept = tuple(names[path] if path in names else name_of(path) for path in kept)
         self.lost, reasons = {}, {key: each.message for key, each in self.recovery.lost.items()}
         if not reasons:
             return

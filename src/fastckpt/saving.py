@@ -71,28 +71,44 @@ def save(
     fails; then what is at a path has not changed.
     Source: github.com/pytorch/pytorch, torch/serialization.py (_save), caffe2/serialize/inline_container.cc.
     """
-    check_progress(progress)
-    workers.check_threads(threads)
-    if views not in ("whole", "compact"):
-        raise ValueError(f"views={views!r} is invalid (expected one of: whole, compact)")
-    alignment = operator.index(alignment)
-    if metadata is not None:
-        metadata = json.dumps(metadata, allow_nan=False).encode()
-        if len(metadata) > METADATA_MOST_NBYTES:
-            raise ValueError(f"metadata: {len(metadata)} bytes of JSON, {METADATA_MOST_NBYTES} fit")
+    check_options(threads, alignment, views, progress)
+    metadata = encoded(metadata)
     from .describing import describe
 
     described = describe(obj, pickle_protocol, compact=views == "compact", dtype=dtype)
     destination = open_destination(f, fsync)
     try:
         with reporting(progress, destination.name) as tell:
-            archive = Archive(archive_name(destination.path), described, alignment, metadata)
-            writer = Writer(archive, destination, crc32, threads, tell)
-            writer.write()
-        destination.commit(archive.layout.total)
+            nbytes = write(described, destination, alignment, metadata, crc32, threads, tell)
+        destination.commit(nbytes)
     except BaseException:
         destination.abort()
         raise
+
+
+def check_options(threads, alignment, views, progress):
+    check_progress(progress)
+    workers.check_threads(threads)
+    operator.index(alignment)
+    if views not in ("whole", "compact"):
+        raise ValueError(f"views={views!r} is invalid (expected one of: whole, compact)")
+
+
+def encoded(metadata):
+    """The bytes of a metadata record, None for none."""
+    if metadata is None:
+        return None
+    data = json.dumps(metadata, allow_nan=False).encode()
+    if len(data) > METADATA_MOST_NBYTES:
+        raise ValueError(f"metadata: {len(data)} bytes of JSON, {METADATA_MOST_NBYTES} fit")
+    return data
+
+
+def write(described, destination, alignment, metadata, want_crc, threads, tell):
+    """Write the archive of a Description to a Destination; how many bytes it has."""
+    archive = Archive(archive_name(destination.path), described, alignment, metadata)
+    Writer(archive, destination, want_crc, threads, tell).write()
+    return archive.layout.total
 
 
 class Archive:

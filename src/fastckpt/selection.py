@@ -6,15 +6,43 @@ import fnmatch
 
 from ._spec import StorageRef, TensorSpec
 from ._tree import children, leaves
-from .errors import LimitError
+from .errors import LimitError, short
 from .nodes import MISSING, Node, Opaque, QuantizedNode
 
 _ABSENT = object()
 
 
+class Names:
+    """Makes names of paths, and bounds how much text they are: a key of a megabyte may stand in a million paths."""
+
+    MOST_TEXT = 1 << 26  # characters of all names, where some are longer than HONEST
+    HONEST = 1000
+
+    def __init__(self):
+        self.text = 0
+
+    def __call__(self, path):
+        parts = [spelled(key) for key in path]
+        length = sum(map(len, parts))
+        self.text += length
+        if self.text > self.MOST_TEXT and length > self.HONEST:
+            raise LimitError(
+                f"the names of this object's parts have {length} characters and more; load it whole"
+            )
+        return ".".join(parts)
+
+
+def spelled(key):
+    """A key as a part of a name."""
+    try:
+        return str(key)
+    except (ValueError, RecursionError):  # an int of 4301 digits, by itself or inside
+        return short(key)
+
+
 def dotted(path):
-    """The name of a path of keys."""
-    return ".".join([str(key) for key in path])
+    """The name of one path of keys."""
+    return Names()(path)
 
 
 def chooser(keys):
@@ -59,7 +87,7 @@ class _Pruning:
 
     def __init__(self, keys):
         self.wanted, self.listed = chooser(keys)
-        self.found = set()
+        self.found, self.name = set(), Names()
         self.results = {}  # id of a container -> (it, [(what was kept, the container of that)])
         self.open = {}  # id of a container around this one -> the new one
         self.repeated_keys = 0
@@ -68,7 +96,7 @@ class _Pruning:
         """What is left of a value at a path, or _ABSENT."""
         members = None if isinstance(value, (set, frozenset)) else children(value)
         if members is None:
-            name = dotted(path)
+            name = self.name(path)
             self.found.add(name)
             return value if self.wanted(name) else _ABSENT
         if id(value) in self.open:

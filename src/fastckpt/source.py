@@ -323,7 +323,7 @@ def open_source(f, offset=0, nbytes=None):
     """
     if offset < 0 or (nbytes is not None and nbytes < 0):
         raise ValueError(f"offset={offset}, nbytes={nbytes}: neither may be negative")
-    if isinstance(f, (str, os.PathLike)) or type(f) is bytes and _is_path(f):
+    if isinstance(f, (str, os.PathLike)) or type(f) is bytes and is_path(f):
         return open_path(os.fspath(f), offset, nbytes)
     if isinstance(f, int) and not isinstance(f, bool):
         if not stat.S_ISREG(os.fstat(f).st_mode):
@@ -348,7 +348,7 @@ def open_source(f, offset=0, nbytes=None):
     return ObjectSource(f, offset, nbytes)
 
 
-def _is_path(data):
+def is_path(data):
     """bytes are a path when they can be one and do not begin like a checkpoint."""
     return (
         0 < len(data) < 4096

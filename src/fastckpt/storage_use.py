@@ -6,7 +6,7 @@ from ._spec import TensorSpec
 from ._tree import named_tensors
 from .lazy import core_of
 from .plan import root_of, with_bytes
-from .selection import dotted, specs_in
+from .selection import Names, specs_in
 
 
 def unreached_nbytes(unpickled):
@@ -48,4 +48,5 @@ def shared_storages(unpickled):
             if root.nbytes:
                 users.setdefault(root.index, (root, []))[1].append(path)
     shared = [users[index] for index in sorted(users) if len(users[index][1]) > 1]
-    return [(root, [dotted(path) for path in paths]) for root, paths in shared]
+    name_of = Names()
+    return [(root, [name_of(path) for path in paths]) for root, paths in shared]

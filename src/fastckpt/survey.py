@@ -8,6 +8,7 @@ import itertools
 import numpy as np
 
 from . import _zip, local_headers
+from ._zip_local import UNREADABLE
 from .containers._zip_contents import no_pickle
 from .containers._zip_end import (
     CENTRAL_NBYTES,
@@ -215,11 +216,17 @@ class ZipSurvey:
             said = ", ".join(local.differences(columns, i))
             self._find("local_mismatch", f"its local header says {said}", self.good[i])
         for i in np.flatnonzero(local.present & (local.flags != flags)):
+            hidden = bool(local.flags[i] & UNREADABLE)
             self._find(
                 "flags_mismatch",
-                f"its local header has the flags {local.flags[i]:#06x}, the directory {flags[i]:#06x}",
+                f"its local header has the flags {local.flags[i]:#06x}, the directory {flags[i]:#06x}"
+                + (
+                    ", which do not mark it as encrypted or masked; the file is damaged"
+                    if hidden
+                    else ""
+                ),
                 self.good[i],
-                damage=False,
+                damage=hidden,
             )
         for i in np.flatnonzero(local.present & (stored > limit - local.data)):
             if int(self.good[i]) not in self.bad:

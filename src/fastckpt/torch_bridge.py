@@ -462,8 +462,8 @@ class TorchBridge:
             for name, value in (part or {}).items():
                 if not isinstance(name, str) or is_torchs_own(name, type(tensor)):
                     raise UnsafePickleError(
-                        f"{self.where}the file wants to set the attribute {name!r:.80} of a tensor, which is torch's own",
-                        qualname=f"torch.Tensor.{name}",
+                        f"{self.where}the file wants to set the attribute {short(name)} of a tensor, which is torch's own",
+                        qualname=f"torch.Tensor.{name if isinstance(name, str) else short(name)}",
                     )
                 setattr(tensor, name, value)
 

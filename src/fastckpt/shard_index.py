@@ -1,0 +1,129 @@
+"""The index of a checkpoint in several files, as transformers writes it: which tensor is in which shard.
+
+{"metadata": {"total_size": bytes}, "weight_map": {name: file}}; the files lie beside the index.
+"""
+
+import json
+import os
+import re
+import stat
+
+from .errors import FormatError
+from .selection import chooser
+from .source import is_path
+
+SINGLE = "pytorch_model.bin"
+INDEX = "pytorch_model.bin.index.json"
+# diffusers and variants have other words in it.
+INDEX_NAME = re.compile(r".*\.index(\.[^.]+)?\.json")
+# What save_sharded calls its shards, and one set of them, in the index as well as in each shard.
+SHARD = "pytorch_model-{:05d}-of-{:05d}.bin"
+SHARD_NAME = re.compile(r"pytorch_model-\d{5}-of-\d{5}\.bin")
+SAVE_ID = "save_id"
+
+
+def weights_of(f):
+    """What to read where a caller gives ``f``: for a folder its one file or its index, else ``f`` itself.
+
+    A folder that has both is one in which a save has just replaced the other; readers take the file first, as transformers does.
+    """
+    if not isinstance(f, (str, os.PathLike)) and not (type(f) is bytes and is_path(f)):
+        return f
+    for name in (SINGLE, INDEX):
+        path = os.path.join(os.fsdecode(f), name)
+        if os.path.isfile(path):
+            return path
+    return f
+
+
+def is_index(f):
+    """Whether ``f`` is the path of an index."""
+    if isinstance(f, bytes) and not is_path(f):
+        return False
+    return isinstance(f, (str, bytes, os.PathLike)) and bool(
+        INDEX_NAME.fullmatch(os.path.basename(os.fsdecode(f)))
+    )
+
+
+class ShardIndex:
+    """An index that was read: ``shards`` is {file name: [names of tensors]}, in the order of the index.
+
+    Raises FormatError for what is no index, and for files that are not there or lie elsewhere; OSError.
+    """
+
+    def __init__(self, path):
+        self.path = os.fsdecode(path)
+        self.folder = os.path.dirname(self.path)
+        found = self._read()
+        self.weight_map = found.get("weight_map") if isinstance(found, dict) else None
+        if not isinstance(self.weight_map, dict):
+            raise self.error("no 'weight_map' is in it, a dict of names to files is expected")
+        self.metadata = found.get("metadata")
+        # A folder may be one of links into a store, as the Hugging Face cache has it: then the index is one, too.
+        self._roots = {os.path.realpath(self.folder), os.path.dirname(os.path.realpath(self.path))}
+        self.shards = {}
+        for name, file in self.weight_map.items():
+            if not isinstance(file, str):
+                raise self.error(f"{name!r:.100} is in {file!r:.100}, a file name is expected")
+            if file not in self.shards:
+                self._check_file(file, name)
+                self.shards[file] = []
+            self.shards[file].append(name)
+
+    def _read(self):
+        with open(self.path, "rb") as file:
+            data = file.read()
+        try:
+            return json.loads(data.decode(), object_pairs_hook=self._unique)
+        except FormatError:
+            raise
+        except (ValueError, RecursionError) as error:
+            raise self.error(f"an index in JSON is expected ({error})") from None
+
+    def _unique(self, pairs):
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            seen = set()
+            twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+            raise self.error(
+                f"{twice!r:.100} is in it twice, and readers differ in which one they take"
+            )
+        return found
+
+    def _check_file(self, file, name):
+        """See that a shard, which has ``name``, is there and is nothing outside of the folder."""
+        if file in ("", ".", "..") or set(file) & {"/", "\\", "\0"}:
+            raise self.error(
+                f"{name!r:.100} is in {file!r:.100}, the name of a file in the same folder is expected"
+            )
+        path = self.path_of(file)
+        try:
+            regular = stat.S_ISREG(os.stat(path).st_mode)
+        except FileNotFoundError:
+            raise self.error(
+                f"shard {file!r} is missing, which has {name!r:.100} and others; fetch it again"
+            ) from None
+        if not regular:
+            raise self.error(f"shard {file!r} is no regular file")
+        if os.path.dirname(os.path.realpath(path)) not in self._roots:
+            raise self.error(f"shard {file!r} is a link that leads out of the folder")
+
+    def path_of(self, file):
+        return os.path.join(self.folder, file)
+
+    def select(self, keys):
+        """{file name: [names]} of what ``keys`` wants (see load), None for all. KeyError for a listed name that is not there."""
+        if keys is None:
+            return self.shards
+        wanted, listed = chooser(keys)
+        if missing := [name for name in listed if name not in self.weight_map]:
+            raise KeyError(
+                f"not in the checkpoint: {', '.join(missing[:10])}{' ...' if len(missing) > 10 else ''}"
+            )
+        chosen = {
+            file: [name for name in names if wanted(name)] for file, names in self.shards.items()
+        }
+        return {file: names for file, names in chosen.items() if names}
+
+    def error(self, problem):
+        return FormatError(f"{self.path}: {problem}", path=self.path)

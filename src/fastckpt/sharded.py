@@ -1,0 +1,247 @@
+"""A checkpoint in several files as one: what ``load`` and ``open`` do with a folder of shards, or with its index."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ._spec import TensorSpec
+from .checkpoint import Checkpoint
+from .errors import FormatError
+from .lazy import LazyTensor
+from .loading import load
+from .nodes import TensorNode
+from .plan import root_of
+from .progress import reporting
+from .selection import specs_in
+from .shard_index import SAVE_ID, ShardIndex
+
+
+def load_sharded(path, keys, progress, trusted, **options):
+    """What ``load`` does with an index: {name: value}, shard after shard, each by many threads.
+
+    ``trusted``: the options of ``load`` with which Python is to unpickle each shard; None for what runs nothing.
+    """
+    with ShardedCheckpoint(path, keys=keys, **options) as checkpoint:
+        if keys is None and (strays := checkpoint.strays()):
+            warnings.warn(f"{checkpoint.name}: not loaded: {in_words(strays)}", stacklevel=3)
+        with reporting(progress, checkpoint.name) as tell:
+            return checkpoint.load(tell, trusted)
+
+
+def in_words(strays):
+    """What strays there are, or some of them, in one line."""
+    parts = [
+        f"{', '.join([f'{name:.100}' for name in names[:4]])}{' ...' if len(names) > 4 else ''} in {file}"
+        for file, names in strays.items()
+    ]
+    return f"{'; '.join(parts[:4])}{' ...' if len(parts) > 4 else ''}, which the index does not say"
+
+
+class ShardedCheckpoint(Mapping[str, LazyTensor]):
+    """Name -> LazyTensor of a checkpoint in several files; it is used as a Checkpoint is, and each of the files is one.
+
+    ``shards`` are the Checkpoints by the names of their files. Raises FormatError where index and shards contradict each other;
+    what is in a shard and the index does not say is listed in ``info``.
+    """
+
+    def __init__(self, path, *, keys=None, **options):
+        if options["offset"] or options["nbytes"] is not None:
+            raise TypeError(
+                f"{path}: offset and nbytes are of one file, and this is an index of several"
+            )
+        self._options = options
+        self.index = ShardIndex(path)
+        self.name = self.index.path
+        self.shards: dict[str, Checkpoint] = {}
+        found: dict[str, Any] = {}
+        try:
+            for file, names in self.index.select(keys).items():
+                found |= self._open_shard(file, names)
+        except BaseException:
+            self.close()
+            raise
+        self.root = {name: found[name] for name in self.index.weight_map if name in found}
+
+    def _open_shard(self, file, names):
+        """{name: inert value} of the ``names`` that a shard should have."""
+        shard = self.shards[file] = Checkpoint(self.index.path_of(file), **self._options)
+        root = shard.root
+        if not isinstance(root, dict):
+            raise self.index.error(
+                f"shard {file!r} holds a {type(root).__name__}, a dict of tensors by name is expected"
+            )
+        self._check_save(file, shard)
+        if missing := [name for name in names if name not in root]:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise self.index.error(
+                f"{missing[0]!r:.100}{more} should be in shard {file!r}, and not there; fetch index and shards again, "
+                f"from one source"
+            )
+        return {name: root[name] for name in names}
+
+    def _check_save(self, file, shard):
+        """A save that was interrupted while it gave its files their names leaves some of two sets."""
+        expected, actual = (
+            found.get(SAVE_ID) if isinstance(found, dict) else None
+            for found in (self.index.metadata, shard.metadata)
+        )
+        if expected != actual and None not in (expected, actual):
+            raise self.index.error(
+                f"shard {file!r} belongs to another save than the index; save, or fetch, all of them again"
+            )
+
+    def shard_of(self, name) -> Checkpoint:
+        """The file that has a name."""
+        return self.shards[self.index.weight_map[name]]
+
+    # -- the mapping
+
+    def __getitem__(self, name: str | tuple[str]) -> LazyTensor:
+        if isinstance(name, tuple) and len(name) == 1:
+            (name,) = name
+        value = self.root[name]
+        if not is_tensor(value):
+            raise KeyError(name)
+        shard = self.shard_of(name)
+        shard.source.check_open()
+        return LazyTensor(shard, value)
+
+    def __iter__(self) -> Iterator[str]:
+        for part in self.parts:
+            part.source.check_open()
+        return iter([name for name, value in self.root.items() if is_tensor(value)])
+
+    def __len__(self) -> int:
+        return sum(map(is_tensor, self.root.values()))
+
+    def __repr__(self):
+        return (
+            f"<{type(self).__name__} {self.name!r}, {len(self.shards)} shards, {len(self)} tensors>"
+        )
+
+    # -- the object
+
+    @property
+    def parts(self):
+        """The files that it consists of, as Checkpoints."""
+        return tuple(self.shards.values())
+
+    @property
+    def metadata(self) -> Any:
+        """What the index says beside where tensors are."""
+        return self.index.metadata
+
+    @property
+    def tree(self) -> dict[str, Any]:
+        """{name: LazyTensor, or what else a shard has by that name}."""
+        trees = {file: shard.tree for file, shard in self.shards.items()}
+        return {name: trees[self.index.weight_map[name]][name] for name in self.root}
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What is known of the files: a dict of plain values; ``shards`` has that of each by its name.
+
+        ``strays``: {file: [names]} that shards have and the index gives to another shard, or to none.
+        """
+        shards = {file: shard.info for file, shard in self.shards.items()}
+        sums = ("nbytes", "storages", "records", "records_with_crc32")
+        return {
+            "name": self.name,
+            "container": "sharded",
+            "tensors": len(self),
+            **{key: sum([info[key] for info in shards.values()]) for key in sums},
+            "unknown": sorted({name for info in shards.values() for name in info["unknown"]}),
+            "metadata": self.metadata,
+            "strays": self.strays(),
+            "shards": shards,
+        }
+
+    def strays(self) -> dict[str, list[str]]:
+        """{file: [names]} of what is in a shard, and is not what the index says is there."""
+        files = self.index.weight_map
+        found = {
+            file: [str(name) for name in shard.root if files.get(name) != file]
+            for file, shard in self.shards.items()
+        }
+        return {file: names for file, names in found.items() if names}
+
+    def read(self, names: Iterable[str] | None = None) -> dict[str, Any]:
+        """Read many tensors, in one plan for each shard: {name: tensor}; None reads all that there is."""
+        if names is None:
+            return self.load()
+        leaves = {name: self[name].leaf for name in names}
+        made: dict[str, Any] = {}
+        for shard, values in self._by_shard(leaves):
+            made |= zip(values, shard.read_leaves(list(values.values())), strict=True)
+        return {name: made[name] for name in leaves}
+
+    def load(self, tell=None, trusted=None):
+        """All that was chosen, in the order of the index: {name: value}; ``tell(bytes done, bytes in all)``."""
+        parts = self._by_shard(self.root)
+        sizes = [storages_nbytes(values) for _, values in parts]
+        made, before, total = {}, 0, sum(sizes)
+        for (shard, values), nbytes in zip(parts, sizes, strict=True):
+
+            def told(done, *_, before=before):
+                tell(min(before + done, total), total)
+
+            progress = told if tell else None
+            if trusted is None:
+                found = shard.read_leaves(list(values.values()), progress)
+                made |= zip(values, found, strict=True)
+            else:
+                found = load(shard.name, progress=progress, **self._trusting(trusted))
+                made |= {name: found[name] for name in values}
+            before += nbytes
+        if tell:
+            tell(total, total)
+        return {name: made[name] for name in self.root}
+
+    def _trusting(self, trusted):
+        return {**self._options, **trusted, "weights_only": False}
+
+    def _by_shard(self, values):
+        """[(shard, {name: value})]."""
+        parts: dict[str, dict[str, Any]] = {}
+        for name, value in values.items():
+            parts.setdefault(self.index.weight_map[name], {})[name] = value
+        return [(self.shards[file], chosen) for file, chosen in parts.items()]
+
+    # -- life
+
+    def close(self) -> None:
+        """Close the files. Tensors that were read stay; reading more raises ValueError."""
+        for shard in self.shards.values():
+            shard.close()
+
+    def __enter__(self) -> ShardedCheckpoint:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __reduce__(self):
+        fingerprints = {file: shard.source.fingerprint for file, shard in self.shards.items()}
+        return _open_again, (self.name, self._options, fingerprints)
+
+
+def _open_again(path, options, fingerprints):
+    checkpoint = ShardedCheckpoint(path, **options)
+    if fingerprints != {f: shard.source.fingerprint for f, shard in checkpoint.shards.items()}:
+        checkpoint.close()
+        raise FormatError(
+            f"{path}: a shard has changed since the checkpoint was opened; open it anew", path=path
+        )
+    return checkpoint
+
+
+def is_tensor(value):
+    return isinstance(value, (TensorSpec, TensorNode))
+
+
+def storages_nbytes(values):
+    """How many bytes the storages have that inert values need, each counted once."""
+    storages, _, _ = specs_in(list(values.values()))
+    return sum({root_of(spec).index: root_of(spec).nbytes for spec in storages}.values())

@@ -1,0 +1,468 @@
+"""load, open and load_into on a folder of shards in transformers' layout, written by hand with torch.save."""
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import fastckpt
+from support import same
+
+FIRST, SECOND = "pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"
+INDEX = "pytorch_model.bin.index.json"
+SHARDS = {
+    FIRST: {"embed.weight": torch.arange(12.0).view(4, 3), "layers.0.weight": torch.ones(3, 3)},
+    SECOND: {"layers.1.weight": torch.zeros(3, 3).bfloat16(), "norm.bias": torch.full((3,), 7.0)},
+}
+WEIGHT_MAP = {name: file for file, tensors in SHARDS.items() for name in tensors}
+ALL = {name: SHARDS[file][name] for name, file in WEIGHT_MAP.items()}
+
+
+def write_index(folder, weight_map=None, **others):
+    """As transformers writes it: sorted, indented."""
+    index = {
+        "metadata": {"total_size": 126},
+        "weight_map": WEIGHT_MAP if weight_map is None else weight_map,
+        **others,
+    }
+    (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for file, tensors in SHARDS.items():
+        torch.save(tensors, folder / file)
+    write_index(folder)
+    return folder
+
+
+# -- whole -------------------------------------------------------------------------------------------------------------
+
+WHERE = {
+    "folder": lambda folder: folder,
+    "folder as str": str,
+    "folder as bytes": os.fsencode,
+    "folder with a slash": lambda folder: f"{folder}/",
+    "index": lambda folder: folder / INDEX,
+    "index as str": lambda folder: str(folder / INDEX),
+    "index as bytes": lambda folder: os.fsencode(folder / INDEX),
+}
+
+
+@pytest.mark.parametrize("where", WHERE.values(), ids=WHERE)
+def test_load(where, folder):
+    same(ALL, fastckpt.load(where(folder)))
+
+
+def test_from_here(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    same(ALL, fastckpt.load("."))
+    same(ALL, fastckpt.load(INDEX))
+
+
+OPTIONS = {
+    "threads": {"threads": 3},
+    "mapped": {"mmap": True},
+    "not verified": {"verify": False},
+    "by Python's unpickler": {"weights_only": False},
+    "to a device": {"map_location": "cpu"},
+    "opaque": {"unknown": "opaque"},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_options(options, folder):
+    same(ALL, fastckpt.load(folder, **options))
+
+
+def test_numpy(folder):
+    found = fastckpt.load(folder, framework="numpy")
+    assert list(found) == list(ALL)
+    assert found["norm.bias"].tolist() == [7, 7, 7]
+
+
+def test_one_file_in_a_folder(tmp_path):
+    torch.save(ALL, tmp_path / "pytorch_model.bin")
+    same(ALL, fastckpt.load(tmp_path))
+    with fastckpt.open(tmp_path) as checkpoint:
+        assert isinstance(checkpoint, fastckpt.Checkpoint)
+
+
+def test_a_folder_of_something_else(tmp_path):
+    for call in (fastckpt.load, fastckpt.open):
+        with pytest.raises(IsADirectoryError):
+            call(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["diffusion_pytorch_model.bin.index.json", "pytorch_model.bin.index.fp16.json"]
+)
+def test_other_names_of_an_index(name, folder):
+    (folder / INDEX).rename(folder / name)
+    same(ALL, fastckpt.load(folder / name))
+
+
+def test_links_into_a_store(folder, tmp_path):
+    """As the Hugging Face cache lays a model out: every file, the index as well, is a link to a blob."""
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "abc"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    for number, name in enumerate(os.listdir(folder)):
+        shutil.move(folder / name, blobs / f"{number:064}")
+        (snapshot / name).symlink_to(os.path.join("..", "..", "blobs", f"{number:064}"))
+    same(ALL, fastckpt.load(snapshot))
+
+
+@pytest.mark.parametrize("weights_only", [True, False])
+def test_progress(weights_only, folder):
+    told = []
+    fastckpt.load(folder, weights_only=weights_only, progress=lambda *args: told.append(args))
+    total = sum(tensor.nbytes for tensor in ALL.values())
+    assert told[-1] == (total, total, str(folder / INDEX))
+    assert {each[1] for each in told} == {total}
+    assert [each[0] for each in told] == sorted(each[0] for each in told)
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+
+KEYS = {
+    "a list": (["norm.bias", "embed.weight"], ["embed.weight", "norm.bias"]),
+    "a pattern": ("layers.*", ["layers.0.weight", "layers.1.weight"]),
+    "a callable": (lambda name: "embed" in name, ["embed.weight"]),
+    "nothing": ([], []),
+    "no match": ("x*", []),
+}
+
+
+@pytest.mark.parametrize(("keys", "names"), KEYS.values(), ids=KEYS)
+@pytest.mark.parametrize("weights_only", [True, False])
+def test_keys(keys, names, weights_only, folder):
+    same(
+        {name: ALL[name] for name in sorted(names)},
+        fastckpt.load(folder, keys=keys, weights_only=weights_only),
+    )
+
+
+def test_keys_open_only_what_they_need(folder):
+    (folder / SECOND).write_bytes(b"not a checkpoint")
+    assert list(fastckpt.load(folder, keys=["embed.weight"])) == ["embed.weight"]
+    with pytest.raises(fastckpt.FormatError, match=SECOND):
+        fastckpt.load(folder, keys=["norm.bias"])
+
+
+def test_keys_that_are_not_there(folder):
+    with pytest.raises(KeyError, match=r"not in the checkpoint: x\.y"):
+        fastckpt.load(folder, keys=["embed.weight", "x.y"])
+
+
+def test_open(folder):
+    with fastckpt.open(folder) as checkpoint:
+        assert isinstance(checkpoint, fastckpt.ShardedCheckpoint)
+        assert list(checkpoint) == sorted(ALL)
+        assert len(checkpoint) == 4
+        assert "norm.bias" in checkpoint
+        assert "x" not in checkpoint
+        assert checkpoint["embed.weight"].shape == (4, 3)
+        assert checkpoint["embed.weight"].name == "embed.weight"
+        assert checkpoint[("layers.1.weight",)].dtype == "bfloat16"
+        assert torch.equal(checkpoint["embed.weight"][1:3], ALL["embed.weight"][1:3])
+        same({"norm.bias": ALL["norm.bias"], "embed.weight": ALL["embed.weight"]},
+             checkpoint.read(["norm.bias", "embed.weight"]))  # fmt: skip
+        same(ALL, checkpoint.read())
+        assert checkpoint.tree["norm.bias"] == checkpoint["norm.bias"]
+        handle = checkpoint["norm.bias"]
+        for name in ("x", ("norm", "bias"), 5):
+            with pytest.raises(KeyError):
+                checkpoint[name]
+    for call in (lambda: checkpoint["norm.bias"], lambda: list(checkpoint), handle.read):
+        with pytest.raises(ValueError, match="closed"):
+            call()
+
+
+def test_info(folder):
+    with fastckpt.open(folder) as checkpoint:
+        info = checkpoint.info
+        assert (info["container"], info["tensors"], info["storages"]) == ("sharded", 4, 4)
+        assert info["metadata"] == {"total_size": 126}
+        assert list(info["shards"]) == [FIRST, SECOND]
+        assert info["shards"][FIRST]["tensors"] == 2
+        assert info["nbytes"] == sum((folder / file).stat().st_size for file in SHARDS)
+        assert info["strays"] == {}
+        json.dumps(info)
+
+
+def test_pickled(folder):
+    with fastckpt.open(folder) as checkpoint:
+        with pickle.loads(pickle.dumps(checkpoint)) as again:
+            same(ALL, again.read())
+        assert torch.equal(
+            pickle.loads(pickle.dumps(checkpoint["norm.bias"])).read(), ALL["norm.bias"]
+        )
+        data = pickle.dumps(checkpoint)
+        torch.save(SHARDS[SECOND], folder / SECOND)
+        with pytest.raises(fastckpt.FormatError, match="has changed"):
+            pickle.loads(data)
+
+
+def test_without_torch(folder):
+    code = (
+        "import sys, fastckpt; sys.modules['torch'] = None\n"
+        "with fastckpt.open(sys.argv[1], framework='numpy') as c: print(c['norm.bias'].shape, c['norm.bias'].read())"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True
+    )
+    assert found.stdout == "(3,) [7. 7. 7.]\n"
+
+
+# -- load_into ---------------------------------------------------------------------------------------------------------
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(4, 3)
+        self.layers = nn.ModuleList([nn.Linear(3, 3, bias=False) for _ in range(2)])
+        self.norm = nn.LayerNorm(3)
+        self.norm.weight = None
+
+
+def test_into_a_module(folder):
+    model, told = Model(), []
+    result = fastckpt.load_into(model, folder, progress=lambda *args: told.append(args))
+    assert result == ([], [])
+    expected = Model()
+    expected.load_state_dict(ALL)
+    same(expected.state_dict(), model.state_dict())
+    done = [each[0] for each in told]
+    assert done == sorted(done)
+    assert told[-1][0] == told[-1][1]
+
+
+def test_into_a_dict(folder):
+    target = {name: torch.empty_like(tensor) for name, tensor in ALL.items()}
+    fastckpt.load_into(target, folder / INDEX)
+    same(ALL, target)
+
+
+def test_into_a_part(folder):
+    target = {"0.weight": torch.empty(3, 3), "1.weight": torch.empty(3, 3)}
+    fastckpt.load_into(target, folder, prefix="layers.")
+    assert torch.equal(target["0.weight"], ALL["layers.0.weight"])
+    assert torch.equal(target["1.weight"], ALL["layers.1.weight"].float())
+
+
+def test_into_what_lacks_names(folder):
+    target = {name: torch.empty_like(tensor) for name, tensor in ALL.items()}
+    target["more"] = target.pop("norm.bias")
+    with pytest.raises(
+        RuntimeError, match=r'(?s)Missing key.*"more".*Unexpected key.*"norm\.bias"'
+    ):
+        fastckpt.load_into(target, folder)
+    assert fastckpt.load_into(target, folder, strict=False) == (["more"], ["norm.bias"])
+
+
+class WithExtra(nn.Module):
+    def __init__(self, extra):
+        super().__init__()
+        self.weight, self.extra = nn.Parameter(torch.ones(2)), extra
+
+    def get_extra_state(self):
+        return self.extra
+
+    def set_extra_state(self, extra):
+        self.extra = extra
+
+
+def test_extra_state(tmp_path):
+    saved = {
+        "a": {"a.weight": torch.zeros(2), "a._extra_state": {"n": 5}},
+        "b": {"b.weight": torch.ones(2), "b._extra_state": 7},
+    }
+    for file, values in saved.items():
+        torch.save(values, tmp_path / file)
+    write_index(tmp_path, {name: file for file, values in saved.items() for name in values})
+    found = fastckpt.load(tmp_path)
+    same(saved["a"] | saved["b"], {name: found[name] for name in [*saved["a"], *saved["b"]]})
+    with fastckpt.open(tmp_path) as checkpoint:
+        assert list(checkpoint) == ["a.weight", "b.weight"]
+        assert checkpoint.tree["a._extra_state"] == {"n": 5}
+    model = nn.ModuleDict({"a": WithExtra(None), "b": WithExtra(None)})
+    fastckpt.load_into(model, tmp_path)
+    assert (model["a"].extra, model["b"].extra) == ({"n": 5}, 7)
+
+
+# -- what is wrong -----------------------------------------------------------------------------------------------------
+
+OUTSIDE = {
+    "upwards": "../outside.bin",
+    "absolute": "/etc/passwd",
+    "in a folder": "sub/x.bin",
+    "backwards slash": "..\\outside.bin",
+    "dots": "..",
+    "a dot": ".",
+    "empty": "",
+    "with a zero": "x\0.bin",
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE.values(), ids=OUTSIDE)
+@pytest.mark.parametrize("call", [fastckpt.load, fastckpt.open])
+def test_names_that_leave_the_folder(name, call, folder, tmp_path):
+    torch.save(ALL, tmp_path / "outside.bin")
+    write_index(folder, {**WEIGHT_MAP, "norm.bias": name})
+    with pytest.raises(
+        fastckpt.FormatError, match=r"'norm\.bias' is in .* the same folder is expected"
+    ):
+        call(folder)
+
+
+@pytest.mark.parametrize("target", ["../outside.bin", "sub/outside.bin", "/dev/zero"])
+def test_links_that_leave_the_folder(target, folder, tmp_path):
+    (folder / "sub").mkdir()
+    for place in (tmp_path, folder / "sub"):
+        torch.save(ALL, place / "outside.bin")
+    (folder / SECOND).unlink()
+    (folder / SECOND).symlink_to(target)
+    with pytest.raises(fastckpt.FormatError, match=r"leads out of the folder|no regular file"):
+        fastckpt.load(folder)
+
+
+def test_a_pipe_is_not_waited_for(folder):
+    (folder / SECOND).unlink()
+    os.mkfifo(folder / SECOND)
+    with pytest.raises(fastckpt.FormatError, match="no regular file"):
+        fastckpt.load(folder)
+
+
+BAD_INDICES = {
+    "nothing": (b"", "an index in JSON is expected"),
+    "cut off": (b'{"weight_map": {"a":', "an index in JSON is expected"),
+    "not text": (b"\xff\xfe", "an index in JSON is expected"),
+    "too deep": (b"[" * 200_000, "an index in JSON is expected"),
+    "too long a number": (b"[" + b"9" * 100_000 + b"]", "an index in JSON is expected"),
+    "a list": (b"[]", "no 'weight_map'"),
+    "no map": (b'{"metadata": {}}', "no 'weight_map'"),
+    "a map that is a list": (b'{"weight_map": []}', "no 'weight_map'"),
+    "a file that is a number": (
+        b'{"weight_map": {"a": 5}}',
+        "'a' is in 5, a file name is expected",
+    ),
+    "a file that is a list": (b'{"weight_map": {"a": ["x"]}}', "a file name is expected"),
+    "a name twice": (b'{"weight_map": {"a": "x", "b": "y", "a": "z"}}', "'a' is in it twice"),
+}
+
+
+@pytest.mark.parametrize(("data", "words"), BAD_INDICES.values(), ids=BAD_INDICES)
+@pytest.mark.parametrize("call", [fastckpt.load, fastckpt.open])
+def test_bad_indices(data, words, call, folder):
+    (folder / INDEX).write_bytes(data)
+    with pytest.raises(fastckpt.FormatError, match=words) as raised:
+        call(folder)
+    assert raised.value.path == str(folder / INDEX)
+    assert len(str(raised.value)) < 1000
+
+
+def test_no_tensors(folder):
+    write_index(folder, {})
+    assert fastckpt.load(folder) == {}
+
+
+def test_an_index_that_is_missing(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        fastckpt.load(tmp_path / INDEX)
+
+
+@pytest.mark.parametrize("call", [fastckpt.load, fastckpt.open])
+def test_a_shard_that_is_missing(call, folder):
+    (folder / SECOND).unlink()
+    with pytest.raises(
+        fastckpt.FormatError, match=rf"shard '{SECOND}' is missing, which has 'layers\.1\.weight'"
+    ):
+        call(folder)
+
+
+@pytest.mark.parametrize(
+    "names", [["norm.bias"], ["layers.1.weight", "norm.bias"]], ids=["one", "two"]
+)
+@pytest.mark.parametrize("call", [fastckpt.load, fastckpt.open])
+def test_a_name_that_is_not_in_its_shard(names, call, folder):
+    write_index(folder, {**WEIGHT_MAP, **dict.fromkeys(names, FIRST)})
+    words = rf"'{names[0]}'{' and 1 more' * (len(names) - 1)} should be in shard '{FIRST}'"
+    with pytest.raises(fastckpt.FormatError, match=words):
+        call(folder)
+
+
+@pytest.mark.parametrize(
+    "obj", [[torch.ones(2)], torch.ones(2), 5], ids=["a list", "a tensor", "a number"]
+)
+def test_a_shard_of_something_else(obj, folder):
+    torch.save(obj, folder / SECOND)
+    with pytest.raises(
+        fastckpt.FormatError,
+        match=f"shard '{SECOND}' holds a .*, a dict of tensors by name is expected",
+    ):
+        fastckpt.load(folder)
+
+
+def test_a_damaged_shard(folder):
+    data = bytearray((folder / SECOND).read_bytes())
+    at = data.index(torch.full((3,), 7.0).numpy().tobytes())
+    data[at] ^= 1
+    (folder / SECOND).write_bytes(data)
+    with pytest.raises(fastckpt.ChecksumError, match=SECOND):
+        fastckpt.load(folder)
+    assert fastckpt.load(folder, verify=False)["norm.bias"][0] != 7
+
+
+def test_an_unknown_class_in_a_shard(folder):
+    torch.save({**SHARDS[SECOND], "layers.1.weight": Unknown()}, folder / SECOND)
+    with pytest.raises(fastckpt.UnsafePickleError, match=r"test_sharded\.Unknown"):
+        fastckpt.load(folder)
+    assert isinstance(fastckpt.load(folder, unknown="opaque")["layers.1.weight"], fastckpt.Opaque)
+    assert isinstance(fastckpt.load(folder, weights_only=False)["layers.1.weight"], Unknown)
+    with fastckpt.open(folder) as checkpoint:
+        assert checkpoint.info["unknown"] == ["test_sharded.Unknown"]
+        assert torch.equal(checkpoint["norm.bias"].read(), ALL["norm.bias"])
+
+
+class Unknown:
+    pass
+
+
+def test_duplicates_and_strays(folder):
+    torch.save(
+        {**SHARDS[SECOND], "embed.weight": torch.zeros(4, 3), "old": torch.ones(1)}, folder / SECOND
+    )
+    with pytest.warns(
+        UserWarning,
+        match=rf"not loaded: embed\.weight, old in {SECOND}, which the index does not say",
+    ):
+        found = fastckpt.load(folder)
+    same(ALL, found)
+    with fastckpt.open(folder) as checkpoint:
+        assert checkpoint.info["strays"] == {SECOND: ["embed.weight", "old"]}
+    same({"embed.weight": ALL["embed.weight"]}, fastckpt.load(folder, keys=["embed.weight"]))
+
+
+@pytest.mark.parametrize("options", [{"offset": 5}, {"nbytes": 100}], ids=str)
+def test_a_region_of_an_index(options, folder):
+    with pytest.raises(TypeError, match="offset and nbytes are of one file"):
+        fastckpt.load(folder, **options)
+
+
+def test_no_descriptor_is_left_open(folder):
+    before = len(os.listdir("/proc/self/fd"))
+    fastckpt.load(folder)
+    write_index(folder, {**WEIGHT_MAP, "x": SECOND})
+    with pytest.raises(fastckpt.FormatError):
+        fastckpt.open(folder)
+    assert len(os.listdir("/proc/self/fd")) == before
