@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastckpt import FormatError, UnsupportedError
+from fastckpt import FormatError, UnsupportedError, save_sharded
 from fastckpt import open as open_checkpoint
 from fastckpt.data import CheckpointReader, MultiReader, Reader, stack
 from readers import Numbers, Stacked, values
@@ -371,9 +371,9 @@ def test_a_bare_tensor(tmp_path):
     assert reader.read_batch([1, 0]).tolist() == [[3, 4, 5], [0, 1, 2]]
 
 
+@pytest.mark.filterwarnings("ignore:.*deprecated")  # said once in a process
 def test_quantized_rows(tmp_path):
-    with pytest.warns(UserWarning, match="deprecated"):
-        tensor = torch.quantize_per_tensor(torch.randn(5, 2), 0.1, 0, torch.qint8)
+    tensor = torch.quantize_per_tensor(torch.randn(5, 2), 0.1, 0, torch.qint8)
     torch.save({"q": tensor}, tmp_path / "q.pt")
     found = CheckpointReader(tmp_path / "q.pt").read_batch([4, 1])["q"]
     assert torch.equal(found.dequantize(), tensor[[4, 1]].dequantize())
@@ -393,6 +393,13 @@ def test_what_has_no_rows(tmp_path, obj, error, message):
     torch.save(obj, tmp_path / "a.pt")
     with pytest.raises(error, match=message):
         CheckpointReader(tmp_path / "a.pt")
+
+
+def test_shards_have_no_rows(tmp_path):
+    save_sharded({"x": torch.zeros(3), "y": torch.zeros(3)}, tmp_path, max_shard_bytes=20)
+    for found in (tmp_path, open_checkpoint(tmp_path)):
+        with pytest.raises(UnsupportedError, match="rows of one file"):
+            CheckpointReader(found)
 
 
 def test_keys_choose(tmp_path):

@@ -9,10 +9,12 @@ from typing import Any
 
 from ..checkpoint import Checkpoint
 from ..checkpoint import open as open_checkpoint
+from ..errors import UnsupportedError
 from ..limits import Limits
 from ..loading import load
 from ..rows import Rows
 from ..selection import chooser, dotted
+from ..sharded import ShardedCheckpoint
 from .reader import Reader
 
 
@@ -42,7 +44,11 @@ class CheckpointReader(Reader):
         threads: int | None = None,
         limits: Limits | None = None,
     ):
-        if isinstance(path, Checkpoint) and (framework, threads, limits) != (None, None, None):
+        if isinstance(path, (Checkpoint, ShardedCheckpoint)) and (framework, threads, limits) != (
+            None,
+            None,
+            None,
+        ):
             raise ValueError("CheckpointReader: what is open has its framework, threads and limits")
         self.keys, self.paths, self.checkpoint = keys, None, None
         self.framework = framework or "torch"
@@ -52,7 +58,7 @@ class CheckpointReader(Reader):
             "limits": limits,
             "map_location": "cpu" if self.framework == "torch" else None,
         }
-        if isinstance(path, Checkpoint):
+        if isinstance(path, (Checkpoint, ShardedCheckpoint)):
             self._open_rows(path)
         elif (paths := file_paths(path)) is None:
             self._open_rows(open_checkpoint(path, **self._options))
@@ -60,6 +66,12 @@ class CheckpointReader(Reader):
             self.paths = paths
 
     def _open_rows(self, checkpoint):
+        if not isinstance(checkpoint, Checkpoint):
+            found = repr(checkpoint)
+            checkpoint.close()
+            raise UnsupportedError(
+                f"{found}: samples are rows of one file, and this is a folder of shards; save it as one"
+            )
         self.checkpoint, self.framework = checkpoint, checkpoint.framework
         wanted, listed = chooser("*" if self.keys is None else self.keys)
         names = {dotted(name) if isinstance(name, tuple) else name: name for name in checkpoint}
