@@ -517,6 +517,14 @@ def view_tensor(owner, start, shape, stride, spec, placement):
     return tensor.requires_grad_(True) if spec.requires_grad else tensor
 
 
+def dense_tensor(owner, code, shape):
+    """A contiguous tensor on the CPU over a buffer of exactly its bytes (None: it has none)."""
+    dtype = torch_dtype(code)
+    if owner is None:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(owner, dtype=torch.uint8).view(dtype).view(shape)
+
+
 def bytes_of(out, spec):
     """The memory of a CPU tensor that takes the values of ``spec``, as flat bytes."""
     if out.dtype is not torch_dtype(spec.dtype) or tuple(out.shape) != spec.shape:
