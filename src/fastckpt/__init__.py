@@ -35,10 +35,12 @@ _HOME = {
     "LimitError": "errors",
 }
 
-__all__ = ["__version__", *_HOME]
+__all__ = ["__version__", "data", *_HOME]
 
 
 def __getattr__(name):
+    if name == "data":  # a package of its own, which is imported on first use, too
+        return import_module(".data", __name__)
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -1,0 +1,3 @@
+from .reader import Reader as Reader
+
+__all__: list[str]
