@@ -7,6 +7,11 @@ _HOME = {
     "Reader": "reader",
     "ZarrReader": "zarr_reader",
     "IntegrityReport": "zarr_integrity",
+    "CheckpointReader": "checkpoint_reader",
+    "MultiReader": "multi",
+    "Dataset": "dataset",
+    "DataLoader": "loader",
+    "stack": "collate",
 }
 
 __all__ = list(_HOME)

@@ -1,3 +1,8 @@
+from .checkpoint_reader import CheckpointReader as CheckpointReader
+from .collate import stack as stack
+from .dataset import Dataset as Dataset
+from .loader import DataLoader as DataLoader
+from .multi import MultiReader as MultiReader
 from .reader import Reader as Reader
 from .zarr_integrity import IntegrityReport as IntegrityReport
 from .zarr_reader import ZarrReader as ZarrReader

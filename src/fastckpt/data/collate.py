@@ -4,17 +4,21 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from .tree import like
+
 
 def collate(samples, framework="torch"):
-    """Stack samples as torch's ``default_collate`` does, or (framework "numpy") into arrays in the same way.
+    """Stack samples as torch's ``default_collate`` does, or (framework "numpy") with ``stack``.
 
-    Mappings, tuples and lists keep their form, text and bytes become lists. Raises ValueError or RuntimeError where shapes
-    differ, KeyError where a sample lacks a key, ImportError where torch is wanted and not installed.
+    Raises ImportError where torch is wanted and not installed, else what those two raise.
     """
-    return torch_collate(samples) if framework == "torch" else stack(samples)
+    return collator(framework)(samples)
 
 
-def torch_collate(samples):
+def collator(framework):
+    """The function that ``collate`` calls."""
+    if framework != "torch":
+        return stack
     try:
         from torch.utils.data import default_collate
     except ModuleNotFoundError as error:
@@ -24,10 +28,15 @@ def torch_collate(samples):
             "batches are made of torch tensors, and torch is not installed; give collate_fn=, or a reader of framework='numpy'",
             name="torch",
         ) from None
-    return default_collate(samples)
+    return default_collate
 
 
 def stack(samples):
+    """Stack samples into NumPy arrays, as a ``collate_fn`` that needs no torch: ``[n samples] -> batch``.
+
+    Mappings, tuples and lists keep their form, text and bytes become lists. Raises ValueError where shapes or lengths differ,
+    KeyError where a sample lacks a key.
+    """
     first = samples[0]
     if isinstance(first, Mapping):
         return {key: stack([sample[key] for sample in samples]) for key in first}
@@ -36,8 +45,5 @@ def stack(samples):
     if isinstance(first, (tuple, list)):
         if any(len(sample) != len(first) for sample in samples):
             raise ValueError("samples of different lengths cannot be stacked; give collate_fn=")
-        parts = [stack(list(part)) for part in zip(*samples, strict=True)]
-        if hasattr(first, "_fields"):
-            return type(first)(*parts)
-        return tuple(parts) if isinstance(first, tuple) else parts
+        return like(first, [stack(list(part)) for part in zip(*samples, strict=True)])
     return np.stack([np.asarray(sample) for sample in samples])
