@@ -16,16 +16,15 @@ from .zarr_layout import (
     alchemi_field,
     alchemi_layout,
     committed_samples,
-    describe,
     is_edges,
     is_nvalchemi,
     is_old,
     missing_fields,
-    open_store,
     plain_entries,
     whole,
 )
 from .zarr_rows import Arrays
+from .zarr_store import array_at, arrays_of, child, describe, open_store
 from .zarr_window import edge_bases, edge_bounds, outside
 
 
@@ -62,7 +61,7 @@ def inspect(store, *, edges=True):
     inspection = _Inspection(where, root)
     if not hasattr(root, "members"):
         samples = root.shape[0] if root.shape else 0
-    elif is_nvalchemi(root):
+    elif is_nvalchemi(where, root):
         samples = inspection.alchemi(edges)
     else:
         samples = inspection.rows()
@@ -117,13 +116,13 @@ class _Inspection:
             self.level_mask(path, mask, pointers[level])
         for entry in entries:
             self.length(entry, totals.get(entry.level, committed))
-        if edges and not any(f.kind in ("bad_pointer", "missing_array") for f in self.findings):
+        if edges and mask is not None and totals[ATOM] is not None and totals[EDGE] is not None:
             self.attempt("damaged_array", None, self.edges)
         return committed
 
     def pointer_paths(self):
-        own = self.root.get("meta/level_ptrs")
-        names = sorted(own.array_keys()) if own is not None else []
+        own = self.attempt("bad_metadata", None, child, self.where, self.root, "meta/level_ptrs")
+        names = sorted(arrays_of(self.where, own)) if hasattr(own, "arrays") else []
         return [
             (ATOM, "meta/atoms_ptr"),
             (EDGE, "meta/edges_ptr"),
@@ -132,10 +131,11 @@ class _Inspection:
 
     def column(self, path, length):
         """The committed part of a pointer or mask; None, and a finding, where it is not there."""
-        kind = "missing_array" if self.root.get(path) is None else "short_array"
+        array = self.attempt("bad_metadata", path, array_at, self.where, self.root, path)
+        kind = "missing_array" if array is None else "short_array"
         values = self.attempt(kind, path, whole, self.where, self.root, path, length)
         if values is not None:
-            self.surplus(path, self.root[path].shape[0], length)
+            self.surplus(path, array.shape[0], length)
         return values
 
     def surplus(self, path, found, expected):

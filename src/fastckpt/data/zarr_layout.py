@@ -4,8 +4,6 @@ Two layouts are known. *nvalchemi*: groups meta, core, custom and levels; rows o
 pointers say where those of a sample begin. *Rows*: arrays of equal length, or a single one; sample i is row i of each.
 """
 
-import errno
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,6 +11,7 @@ import numpy as np
 
 from ..errors import FormatError, UnsupportedError, short
 from .zarr_rows import Arrays, Rows
+from .zarr_store import array_at, arrays_of, child, describe, open_store
 
 ATOM, EDGE, SYSTEM = "atom", "edge", "system"
 ROW = "row"  # of a plain array: a sample is the row itself, without the axis of rows
@@ -83,7 +82,7 @@ def open_layout(store, fields, repair, cache_bytes):
         if fields is not None:
             raise KeyError(f"{where}: the store is a single array, which has no fields to choose")
         return rows_layout(where, entries, arrays, single=True)
-    if not is_nvalchemi(root):
+    if not is_nvalchemi(where, root):
         entries = chosen(where, plain_entries(where, root, fields), fields)
         return rows_layout(where, entries, arrays)
     entries = alchemi_entries(where, root, repair)
@@ -93,50 +92,17 @@ def open_layout(store, fields, repair, cache_bytes):
     return alchemi_layout(where, root, entries, arrays, repair)
 
 
-def describe(store):
-    return os.fspath(store) if isinstance(store, (str, os.PathLike)) else f"<{short(store)}>"
-
-
-def open_store(store, where):
-    try:
-        import zarr
-    except ModuleNotFoundError as error:
-        if error.name != "zarr":
-            raise
-        raise ImportError(
-            "reading Zarr stores needs zarr; pip install 'zarr>=3'", name="zarr"
-        ) from None
-    if isinstance(store, os.PathLike):
-        store = os.fspath(store)
-    if isinstance(store, str) and "://" not in store and not os.path.exists(store):
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), store)
-    try:
-        return zarr.open(store, mode="r")
-    except OSError as error:
-        if not isinstance(error, ValueError):  # zarr's own "no group found" is both
-            raise
-        raise FormatError(
-            f"{where}: there is no Zarr group or array ({error}); the folder that has zarr.json, .zgroup or .zarray in it "
-            "is expected"
-        ) from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"{where}: the metadata of the store cannot be read ({error})") from error
-
-
 # -- plain rows
 
 
 def plain_entries(where, root, fields):
     if fields is None:
         return [
-            Entry(name, name, ROW, array) for name, array in sorted(members(where, root, "arrays"))
+            Entry(name, name, ROW, array) for name, array in sorted(arrays_of(where, root).items())
         ]
-    found = []
-    for name in fields:  # a path to an array inside of groups will do
-        node = root.get(name)
-        if node is not None and hasattr(node, "chunks"):
-            found.append(Entry(name, name, ROW, node))
-    return found
+    # A path to an array inside of groups will do.
+    found = [(name, array_at(where, root, name)) for name in fields]
+    return [Entry(name, name, ROW, array) for name, array in found if array is not None]
 
 
 def rows_layout(where, entries, arrays, *, single=False):
@@ -172,17 +138,9 @@ def chosen(where, entries, names):
 # -- nvalchemi
 
 
-def is_nvalchemi(root):
-    return any(f"meta/{name}" in root for name in ("atoms_ptr", "samples_mask"))
-
-
-def members(where, group, kind):
-    try:
-        return list(getattr(group, kind)())
-    except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(
-            f"{where}: the metadata of group {group.path!r} cannot be read ({error})"
-        ) from error
+def is_nvalchemi(where, root):
+    there = [child(where, root, f"meta/{name}") for name in ("atoms_ptr", "samples_mask")]
+    return there != [None, None]
 
 
 def declared_levels(where, root):
@@ -207,8 +165,8 @@ def alchemi_entries(where, root, repair=False):
     places += [(f"levels/{level}", "levels", level) for level in definitions(where, root)]
     entries, seen = [], {}
     for path, kind, own_level in places:
-        group = root.get(path)
-        arrays = dict(members(where, group, "arrays")) if group is not None else {}
+        group = child(where, root, path)
+        arrays = arrays_of(where, group) if hasattr(group, "arrays") else {}
         levels = declared.get(kind, {})
         for name in [name for name in levels if name in arrays] + sorted(arrays.keys() - levels):
             level = own_level or levels.get(name, default_level(kind, name))
@@ -306,7 +264,7 @@ def committed_samples(where, root):
     """How many samples are committed: an append counts them last, so that one that was cut off is not seen."""
     committed = root.attrs.get("num_samples")
     if committed is None:
-        mask = root.get("meta/samples_mask")
+        mask = array_at(where, root, "meta/samples_mask")
         committed = mask.shape[0] if mask is not None and mask.ndim == 1 else None
     if type(committed) is not int or committed < 0:
         raise FormatError(
@@ -317,8 +275,8 @@ def committed_samples(where, root):
 
 def whole(where, root, path, length):
     """The first ``length`` entries of a pointer or a mask."""
-    array = root.get(path)
-    if array is None or not hasattr(array, "chunks"):
+    array = array_at(where, root, path)
+    if array is None:
         raise FormatError(f"{where}: array {path!r} is missing")
     if array.ndim != 1 or array.dtype.kind not in "bui" or array.shape[0] < length:
         raise FormatError(

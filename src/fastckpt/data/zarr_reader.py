@@ -12,12 +12,12 @@ import numpy as np
 from ..errors import FormatError, UnsupportedError, short
 from ..loading import require_torch
 from .reader import Reader
+from .zarr_batch import GraphBatch
 from .zarr_integrity import IntegrityReport, inspect
 from .zarr_layout import ATOM, EDGE, ROW, open_layout
 from .zarr_window import AMBIGUOUS, Window, edge_bases, edge_bounds
 
 CACHE_BYTES = 256 << 20
-PLURAL = {ATOM: "atoms", EDGE: "edges"}
 
 
 class ZarrReader(Reader):
@@ -62,7 +62,8 @@ class ZarrReader(Reader):
         self._chosen = checked_fields(fields)
         self._cache_bytes = checked_size(cache_bytes)
         self.framework = checked_framework(framework)
-        self._layout, self._bases = None, None
+        self._layout: Any = None
+        self._bases: Any = None
         self.refresh()
 
     def refresh(self) -> None:
@@ -138,31 +139,29 @@ class ZarrReader(Reader):
 
     def _read_batch(self, positions):
         layout, window = self._window(positions)
-        batch, levels = {}, {}
+        batch = {}
         for field, rows in zip(layout.fields, window.gather(layout.fields), strict=True):
-            levels[field.level] = True
             if field.edges:
-                levels[ATOM] = True
-                begins = window.offsets(ATOM)[:-1]
-                rows = self._local(layout, window, field, rows, begins)
-            batch[field.name] = self._value(rows)
+                rows = self._local(layout, window, field, rows, window.offsets(ATOM)[:-1])
+            batch[field.name] = rows
         if layout.single:
-            return batch[""]
-        for level in levels:
-            if level in layout.pointers:
-                name = PLURAL.get(level, level)
-                self._add(layout, batch, f"{name}_ptr", window.offsets(level))
-                if level == ATOM:
-                    index = np.repeat(np.arange(len(positions)), window.span(level)[1])
-                    self._add(layout, batch, f"{name}_batch", index)
-        return batch
+            return self._value(batch[""])
+        if layout.pointers:
+            form = GraphBatch(layout)
+            batch = form.put(batch, {level: window.span(level)[1] for level in form.pointers})
+        return {name: self._value(values) for name, values in batch.items()}
 
-    def _add(self, layout, batch, name, values):
-        if name in batch:
-            raise UnsupportedError(
-                f"{layout.where}: a field is called {name!r}, which is what a batch calls its pointers; fields= leaves it out"
-            )
-        batch[name] = self._value(values)
+    def cut_batch(self, batch, start, end):
+        layout = self._layout
+        if not layout.pointers:
+            return super().cut_batch(batch, start, end)
+        return GraphBatch(layout).cut(batch, start, end)
+
+    def merge_batches(self, batches, order):
+        layout = self._layout
+        if not layout.pointers:
+            return super().merge_batches(batches, order)
+        return GraphBatch(layout).merge(batches, order)
 
     def _window(self, positions):
         layout = self._layout  # once: refresh() may put another in its place
@@ -177,7 +176,7 @@ class ZarrReader(Reader):
         pieces = [rows[a:b] for a, b in pairwise(bounds)]
         axes = layout.products.get(field.level)
         if axes:
-            left, right = (window.span(axis)[1].tolist() for axis in axes)
+            left, right = (window.counts(axis).tolist() for axis in axes)
             shape = field.rows.shape
             pieces = [
                 piece.reshape(a, b, *shape) for piece, a, b in zip(pieces, left, right, strict=True)

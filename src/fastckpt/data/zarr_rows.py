@@ -8,6 +8,7 @@ import numpy as np
 
 from .._rows import copy_rows
 from ..errors import FormatError, UnsupportedError
+from .zarr_store import translated
 
 # What one call into zarr may decode: it decodes the chunks of a call side by side, and all of them are in memory at once.
 READ_NBYTES = 64 << 20
@@ -29,11 +30,12 @@ class Rows:
         self.where, self.path, self.axis = where, path, axis
         self.length = array.shape[axis]
         self.shape = array.shape[:axis] + array.shape[axis + 1 :]
-        self.dtype = np.dtype(array.dtype).newbyteorder("=")
-        if self.dtype.hasobject or self.dtype.kind not in "biufcmMSUV":
+        dtype = np.dtype(array.dtype)
+        if dtype.hasobject or dtype.kind not in "biufcmMSUV":
             raise UnsupportedError(
-                f"{where}: array {path!r} has elements of {self.dtype}, which have no fixed size; fields= leaves it out"
+                f"{where}: array {path!r} has elements of {dtype}, which have no fixed size; fields= leaves it out"
             )
+        self.dtype = dtype.newbyteorder("=")
         self.row_nbytes = self.dtype.itemsize * int(np.prod(self.shape, dtype=object))
         self.block_rows = max(1, min(array.chunks[axis], self.length))
 
@@ -45,11 +47,12 @@ class Rows:
         starts = np.asarray(blocks) * self.block_rows
         ends = np.minimum(starts + self.block_rows, self.length)
         first_of_runs = np.flatnonzero(np.concatenate([[True], starts[1:] != ends[:-1]]))
-        try:
+        with translated(
+            f"{self.where}: array {self.path!r}: rows {starts[0]} to {ends[-1] - 1} cannot be decoded; a chunk is damaged, or its "
+            "codec is missing"
+        ):
             if len(first_of_runs) > MOST_SLICES:
-                selected = np.concatenate(
-                    [np.arange(a, b) for a, b in zip(starts, ends, strict=True)]
-                )
+                selected = ranges(starts, ends - starts)
                 runs = [self._oriented(array.oindex[self._along(selected)])]
             else:
                 last_of_runs = np.append(first_of_runs[1:] - 1, len(blocks) - 1)
@@ -57,13 +60,6 @@ class Rows:
                     self._oriented(array[self._along(slice(int(starts[a]), int(ends[b])))])
                     for a, b in zip(first_of_runs, last_of_runs, strict=True)
                 ]
-        except (OSError, MemoryError):
-            raise
-        except Exception as error:  # codecs raise whatever they like
-            raise FormatError(
-                f"{self.where}: array {self.path!r}: rows {starts[0]} to {ends[-1] - 1} cannot be decoded "
-                f"({type(error).__name__}: {error}); a chunk is damaged, or its codec is missing"
-            ) from error
         if len(runs) == len(blocks):
             return runs
         # Copies, so that a block that is dropped gives its memory back.
@@ -101,8 +97,7 @@ class Plan:
         ends = starts + counts
         spans = np.where(counts > 0, (ends - 1) // block_rows - starts // block_rows + 1, 0)
         sample = np.repeat(np.arange(len(starts)), spans)
-        nth = np.arange(len(sample)) - np.repeat(np.cumsum(spans) - spans, spans)
-        block = starts[sample] // block_rows + nth
+        block = ranges(starts // block_rows, spans)
         first = np.maximum(starts[sample], block * block_rows)
         last = np.minimum(ends[sample], block * block_rows + block_rows)
         target = (np.cumsum(counts) - counts)[sample] + first - starts[sample]
@@ -206,10 +201,11 @@ class _Here:
         self.pid, self.root, self.cache = os.getpid(), root, cache
         self._arrays, self._locks = {}, {}
 
-    def array(self, path):
+    def array(self, where, path):
         array = self._arrays.get(path)
         if array is None:
-            array = self._arrays[path] = self.root[path] if path else self.root
+            with translated(f"{where}: array {path!r} cannot be opened"):
+                array = self._arrays[path] = self.root[path] if path else self.root
         return array
 
     def read(self, rows, numbers):
@@ -218,9 +214,8 @@ class _Here:
             blocks = {number: self.cache.get((rows.path, number)) for number in numbers}
             absent = [number for number in numbers if blocks[number] is None]
             if absent:
-                for number, block in zip(
-                    absent, rows.read(self.array(rows.path), absent), strict=True
-                ):
+                found = rows.read(self.array(rows.where, rows.path), absent)
+                for number, block in zip(absent, found, strict=True):
                     blocks[number] = block
                     self.cache.put((rows.path, number), block)
         return [blocks[number] for number in numbers]
@@ -231,3 +226,9 @@ def offsets(counts):
     bounds = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=bounds[1:])
     return bounds
+
+
+def ranges(starts, counts):
+    """The numbers ``starts[i]`` to ``starts[i] + counts[i]`` of each i, one behind the other."""
+    ends = np.cumsum(counts)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - counts), counts)

@@ -32,10 +32,17 @@ class Window:
             self._offsets[level] = offsets(self.span(level)[1])
         return self._offsets[level]
 
+    def counts(self, level):
+        """How many rows each sample has, as the pointer says; one where there is none."""
+        pointer = self.layout.pointers.get(level)
+        if pointer is None:
+            return np.ones(len(self.physical), np.int64)
+        return pointer[self.physical + 1] - pointer[self.physical]
+
     def _find(self, level):
         pointer = self.layout.pointers.get(level)
         if pointer is None:
-            return self.physical, np.ones(len(self.physical), np.int64)
+            return self.physical, self.counts(level)
         starts, ends = pointer[self.physical], pointer[self.physical + 1]
         bad = (starts < 0) | (ends < starts)
         if bad.any():
@@ -47,7 +54,7 @@ class Window:
         counts = ends - starts
         axes = self.layout.products.get(level)
         if axes:
-            left, right = (self.span(axis)[1] for axis in axes)
+            left, right = (self.counts(axis) for axis in axes)
             bad = left * right != counts
             if bad.any():
                 i = int(bad.argmax())
