@@ -34,6 +34,8 @@ def open_store(store, where):
         raise ImportError(
             "reading Zarr stores needs zarr; pip install 'zarr>=3'", name="zarr"
         ) from None
+    if int(zarr.__version__.partition(".")[0]) < 3:
+        raise ImportError(f"zarr {zarr.__version__} is too old; pip install 'zarr>=3'", name="zarr")
     if isinstance(store, os.PathLike):
         store = os.fspath(store)
     if isinstance(store, str) and "://" not in store and not os.path.exists(store):
