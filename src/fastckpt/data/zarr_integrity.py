@@ -165,8 +165,11 @@ class _Inspection:
         return values
 
     def level_mask(self, path, samples_mask, pointer):
-        if pointer is None:
-            return
+        if (
+            pointer is None
+            or self.attempt("bad_metadata", path, child, self.where, self.root, path) is None
+        ):
+            return  # readers do without a mask of rows
         mask = self.column(path, int(pointer[-1]))
         if mask is None or samples_mask is None:
             return
