@@ -5,6 +5,8 @@ from importlib import import_module
 # Where each public name lives; imported on first use.
 _HOME = {
     "Reader": "reader",
+    "ZarrReader": "zarr_reader",
+    "IntegrityReport": "zarr_integrity",
     "CheckpointReader": "checkpoint_reader",
     "MultiReader": "multi",
     "Dataset": "dataset",

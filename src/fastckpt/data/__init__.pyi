@@ -4,5 +4,7 @@ from .dataset import Dataset as Dataset
 from .loader import DataLoader as DataLoader
 from .multi import MultiReader as MultiReader
 from .reader import Reader as Reader
+from .zarr_integrity import IntegrityReport as IntegrityReport
+from .zarr_reader import ZarrReader as ZarrReader
 
 __all__: list[str]

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 from .collate import collator
 from .dataset import Dataset
 from .reader import Reader
-from .tree import cut
 
 
 class Outcome(NamedTuple):
@@ -74,7 +73,7 @@ class Fetch:
         outcomes, start = [], 0
         for size in sizes:
             end = start + size
-            part = cut(found, start, end) if self.stacked else found[start:end]
+            part = self.reader.cut_batch(found, start, end) if self.stacked else found[start:end]
             outcomes.append(self._outcome(self._finish, part, indices[start:end]))
             start = end
         return outcomes

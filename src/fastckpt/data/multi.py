@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from .reader import Reader
-from .tree import merge
 
 
 class MultiReader(Reader):
@@ -44,7 +43,8 @@ class MultiReader(Reader):
 
     @property
     def supports_batch(self) -> bool:
-        return all(reader.supports_batch for reader in self.readers)
+        kinds = {type(reader).merge_batches for reader in self.readers}
+        return len(kinds) == 1 and all(reader.supports_batch for reader in self.readers)
 
     def _start(self, child):
         return int(self._ends[child - 1]) if child else 0
@@ -85,7 +85,15 @@ class MultiReader(Reader):
         batches = [reader.read_batch(local) for reader, _, local in parts]
         if len(batches) == 1:
             return batches[0]
-        return merge(batches, np.argsort(np.concatenate([where for _, where, _ in parts])))
+        return self.merge_batches(
+            batches, np.argsort(np.concatenate([where for _, where, _ in parts]))
+        )
+
+    def cut_batch(self, batch, start, end):
+        return self.readers[0].cut_batch(batch, start, end)
+
+    def merge_batches(self, batches, order):
+        return self.readers[0].merge_batches(batches, order)
 
     def _close(self):
         for reader in self.readers:

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import short
 from .collate import collate
+from .tree import cut, merge
 
 
 class Reader(abc.ABC):
@@ -22,6 +23,7 @@ class Reader(abc.ABC):
 
     - ``_read_one(position)``: one sample, where that is quicker than ``_read`` of a column of one;
     - ``_read_batch(positions)``: the samples stacked, as ``collate`` of them would be, with no object for each;
+    - ``cut_batch``, ``merge_batches``: where batches are more than leaves stacked along the first axis;
     - ``_close()``: give back what was opened; called once, by the first ``close()``.
 
     What a reader promises, and a subclass keeps:
@@ -65,6 +67,14 @@ class Reader(abc.ABC):
 
     def _read_batch(self, positions: np.ndarray) -> Any:
         return collate(self._take(positions), self.framework)
+
+    def cut_batch(self, batch: Any, start: int, end: int) -> Any:
+        """Samples ``start`` to ``end`` (exclusive) of what ``read_batch`` gave, as a batch of their own."""
+        return cut(batch, start, end)
+
+    def merge_batches(self, batches: list[Any], order: np.ndarray) -> Any:
+        """Batches of ``read_batch``, one behind the other, with their samples in another order: ``order[k]`` comes k-th."""
+        return merge(batches, order)
 
     def _close(self) -> None:  # noqa: B027 - a hook, not an omission
         pass
