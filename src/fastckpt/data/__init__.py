@@ -4,7 +4,9 @@ from importlib import import_module
 
 # Where each public name lives; imported on first use.
 _HOME = {
+    "LitDataReader": "litdata",
     "Reader": "reader",
+    "fernet_key": "litdata_codecs",
 }
 
 __all__ = list(_HOME)

@@ -1,0 +1,69 @@
+# cython: language_level=3
+"""What the items of one LitData data set consist of, for native code that decodes many of them."""
+
+from libc.stdint cimport int64_t, uint8_t
+
+cdef enum Kind:
+    K_INT = 0  # <q
+    K_FLOAT = 1  # <d
+    K_BOOL = 2  # one byte
+    K_TEXT = 3  # UTF-8
+    K_BYTES = 4
+    K_TENSOR = 5  # a header of big-endian u32, then the elements
+    K_FLAT_TENSOR = 6  # the elements alone, of one axis
+    K_ARRAY = 7  # as K_TENSOR, little-endian, a NumPy array
+    K_FLAT_ARRAY = 8
+    K_CALL = 9  # whatever a callable makes of the bytes
+    MAX_RANK = 64
+
+cdef enum HeaderStatus:
+    HEADER_OK = 0
+    HEADER_SHORT = 1
+    HEADER_DTYPE = 2
+    HEADER_RANK = 3
+    HEADER_NBYTES = 4
+
+
+cdef struct ElementType:
+    int64_t itemsize
+    int dlpack_code
+    int dlpack_bits  # 0: not through DLPack
+
+
+cdef struct Header:
+    const ElementType* element
+    int number  # of the element type
+    int rank
+    int64_t nbytes  # of the header
+    int64_t data_nbytes
+    int64_t shape[MAX_RANK]
+
+
+cdef class Layout:
+    cdef readonly tuple names  # of the leaves, as index.json has them
+    cdef readonly Py_ssize_t count  # of leaves
+    cdef int* kinds
+    cdef int* numbers  # of the element types of flat leaves
+    cdef list calls
+    cdef object root
+    cdef ElementType* elements[2]  # of tensors, of NumPy arrays
+    cdef int element_count[2]
+    cdef list dtypes  # of tensors, of NumPy arrays: by number
+    cdef list column_dtypes
+    cdef object new_column
+    cdef list scalars  # dtypes of the columns of int, float and bool
+    cdef object from_dlpack
+    cdef list new  # of tensors, of NumPy arrays: (shape, dtype) to an uninitialized one
+
+    cdef object decode(self, const uint8_t* item, int64_t nbytes)
+    cdef object decode_leaf(self, Py_ssize_t leaf, const uint8_t* data, int64_t nbytes)
+    cdef int check_sizes(self, const uint8_t* item, int64_t nbytes) except -1
+    cdef int read_header(self, Py_ssize_t leaf, const uint8_t* data, int64_t nbytes, Header* header) noexcept nogil
+    cdef object make_column(self, Py_ssize_t leaf, tuple shape, int number)
+    cdef object bad_leaf(self, Py_ssize_t leaf, text)
+    cdef object bad_header(self, Py_ssize_t leaf, int status, const Header* header, int64_t nbytes)
+
+
+cdef bint sizes_agree(const uint8_t* item, int64_t nbytes, Py_ssize_t leaves) noexcept nogil
+cdef int64_t address_of(made) except -1
+cdef tuple shape_of(const Header* header)

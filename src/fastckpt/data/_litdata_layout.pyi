@@ -1,0 +1,36 @@
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+INT: int
+FLOAT: int
+BOOL: int
+TEXT: int
+BYTES: int
+TENSOR: int
+FLAT_TENSOR: int
+ARRAY: int
+FLAT_ARRAY: int
+CALL: int
+DICT: int
+LIST: int
+TUPLE: int
+MADE: int
+
+class Node: ...
+
+class Layout:
+    names: tuple[str, ...]
+    count: int
+    def __init__(
+        self,
+        leaves: Sequence[tuple[str, int, int, Callable[[bytes], Any] | None]],
+        tree: tuple[Any, ...] | None,
+        tensors: tuple[Callable[..., Any], Sequence[tuple[Any, ...]]],
+        arrays: tuple[Callable[..., Any], Sequence[tuple[Any, ...]]],
+        columns: tuple[Callable[..., Any], list[Any]],
+        from_dlpack: Callable[[Any], Any] | None,
+    ) -> None: ...
+    def decode_bytes(self, item: bytes) -> Any: ...
+
+def compile_tree(tree: tuple[Any, ...] | None) -> Node | None: ...
+def unflatten(tree: Node | None, values: Iterable[Any]) -> Any: ...
