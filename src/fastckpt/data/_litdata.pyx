@@ -256,28 +256,38 @@ def read_items(Layout layout, Block block, items, slots, int64_t start, int64_t 
 
 
 def read_one(Layout layout, Block block, int64_t item):
-    """Read one item. Raises what read_items raises."""
-    cdef Span span
-    cdef Round turn
+    """Read one item; from the file, where it is mapped, which then need not be asked whether it is still whole.
+
+    Raises what read_items raises.
+    """
+    cdef Origin origin = block.origin
+    cdef uint8_t* scratch = NULL
+    cdef const uint8_t* data
+    cdef int64_t begin, nbytes
     cdef int status = READ_OK
     if not 0 <= item < block.count:
         raise ValueError(f"item {item} is not one of {block.count}")
-    turn.spans, turn.scratch, turn.capacity = &span, NULL, 0
+    begin, nbytes = begin_of(block, item), begin_of(block, item + 1) - begin_of(block, item)
     try:
-        with nogil:
-            gather(block, &item, 0, 1, &turn, &status)
-        if status == READ_OK:
-            try:
-                sample = layout.decode(span.data, span.nbytes)
-            except BadItem as error:
-                error.item = item
-                raise
-            status = still_whole(block)
+        if origin.memory != NULL and not block.mapped:
+            data = origin.memory + begin
+        else:
+            origin.memory, data = NULL, NULL
+            scratch = <uint8_t*> malloc(max(1, nbytes))
+            if scratch == NULL:
+                status = NO_MEMORY
+            else:
+                with nogil:
+                    status = origin_read(&origin, begin, scratch, nbytes)
+                data = scratch
         if status != READ_OK:
             raise failure(block, status, item)
-        return sample
+        return layout.decode(data, nbytes)
+    except BadItem as error:
+        error.item = item
+        raise
     finally:
-        free(turn.scratch)
+        free(scratch)
 
 
 def read_raw(Block block, items, int64_t start, int64_t stop):

@@ -6,16 +6,18 @@ The first item says what shapes and types the columns have. An item that differs
 the samples one by one, and whoever collates those says what does not fit.
 """
 
-from libc.stdint cimport int64_t, uint8_t, uintptr_t
+from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy
 
 from .._bytes cimport le32
 from ._litdata_layout cimport (
-    HEADER_OK, K_BOOL, K_BYTES, K_CALL, K_FLOAT, K_INT, K_TEXT, Header, Layout, address_of, shape_of,
+    HEADER_OK, K_BOOL, K_BYTES, K_CALL, K_FLOAT, K_INT, K_TEXT, Header, Layout,
 )
 
 from .litdata_errors import Uneven
+
+cdef int64_t MOST = <int64_t> 1 << 62
 
 
 cdef class Batch:
@@ -53,16 +55,15 @@ cdef class Batch:
         if kind == K_INT or kind == K_FLOAT or kind == K_BOOL:
             place.row_nbytes = place.leaf_nbytes = 1 if kind == K_BOOL else 8
             place.is_bool = kind == K_BOOL
-            column = self.layout.make_column(leaf, (self.rows,), 0)
         else:
             status = self.layout.read_header(leaf, data, nbytes, &header)
             if status != HEADER_OK:
                 raise self.layout.bad_header(leaf, status, &header, nbytes)
+            if header.data_nbytes and self.rows > MOST // header.data_nbytes:
+                raise MemoryError
             place.row_nbytes, place.leaf_nbytes, place.header_nbytes = header.data_nbytes, nbytes, header.nbytes
             memcpy(place.header, data, header.nbytes)
-            column = self.layout.make_column(leaf, (self.rows, *shape_of(&header)), header.number)
-        self.columns.append(column)
-        place.data = <uint8_t*> <uintptr_t> address_of(column) if place.row_nbytes else NULL
+        self.columns.append(self.layout.make_column(leaf, self.rows, &header, &place.data))
         place.is_stacked = True
         return 0
 

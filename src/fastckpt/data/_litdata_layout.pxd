@@ -14,7 +14,7 @@ cdef enum Kind:
     K_ARRAY = 7  # as K_TENSOR, little-endian, a NumPy array
     K_FLAT_ARRAY = 8
     K_CALL = 9  # whatever a callable makes of the bytes
-    MAX_RANK = 64
+    MAX_RANK = 32  # what every NumPy can hold
 
 cdef enum HeaderStatus:
     HEADER_OK = 0
@@ -24,10 +24,17 @@ cdef enum HeaderStatus:
     HEADER_NBYTES = 4
 
 
+cdef enum Which:
+    """The tables of element types."""
+    W_TENSORS = 0
+    W_ARRAYS = 1
+    W_SCALARS = 2  # columns of int, float and bool
+
+
 cdef struct ElementType:
     int64_t itemsize
-    int dlpack_code
-    int dlpack_bits  # 0: not through DLPack
+    int code, bits  # DLPack's names of it; bits 0: it is not made through DLPack
+    int column_code, column_bits
 
 
 cdef struct Header:
@@ -46,24 +53,20 @@ cdef class Layout:
     cdef int* numbers  # of the element types of flat leaves
     cdef list calls
     cdef object root
-    cdef ElementType* elements[2]  # of tensors, of NumPy arrays
-    cdef int element_count[2]
-    cdef list dtypes  # of tensors, of NumPy arrays: by number
+    cdef ElementType* elements[3]
+    cdef int element_count[3]
+    cdef list dtypes  # by table and number
     cdef list column_dtypes
-    cdef object new_column
-    cdef list scalars  # dtypes of the columns of int, float and bool
     cdef object from_dlpack
-    cdef list new  # of tensors, of NumPy arrays: (shape, dtype) to an uninitialized one
+    cdef object new_tensor, new_array  # (shape, dtype) to an uninitialized one
 
     cdef object decode(self, const uint8_t* item, int64_t nbytes)
     cdef object decode_leaf(self, Py_ssize_t leaf, const uint8_t* data, int64_t nbytes)
     cdef int check_sizes(self, const uint8_t* item, int64_t nbytes) except -1
     cdef int read_header(self, Py_ssize_t leaf, const uint8_t* data, int64_t nbytes, Header* header) noexcept nogil
-    cdef object make_column(self, Py_ssize_t leaf, tuple shape, int number)
+    cdef object make_column(self, Py_ssize_t leaf, int64_t rows, Header* header, uint8_t** data)
     cdef object bad_leaf(self, Py_ssize_t leaf, text)
     cdef object bad_header(self, Py_ssize_t leaf, int status, const Header* header, int64_t nbytes)
 
 
 cdef bint sizes_agree(const uint8_t* item, int64_t nbytes, Py_ssize_t leaves) noexcept nogil
-cdef int64_t address_of(made) except -1
-cdef tuple shape_of(const Header* header)

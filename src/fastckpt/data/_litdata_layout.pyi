@@ -25,9 +25,8 @@ class Layout:
         self,
         leaves: Sequence[tuple[str, int, int, Callable[[bytes], Any] | None]],
         tree: tuple[Any, ...] | None,
-        tensors: tuple[Callable[..., Any], Sequence[tuple[Any, ...]]],
-        arrays: tuple[Callable[..., Any], Sequence[tuple[Any, ...]]],
-        columns: tuple[Callable[..., Any], list[Any]],
+        elements: Sequence[Sequence[tuple[Any, ...]]],
+        new: tuple[Callable[..., Any], Callable[..., Any]],
         from_dlpack: Callable[[Any], Any] | None,
     ) -> None: ...
     def decode_bytes(self, item: bytes) -> Any: ...

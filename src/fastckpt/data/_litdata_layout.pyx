@@ -33,8 +33,7 @@ cdef enum NodeKind:
 cdef enum:
     ALIGNMENT = 64  # bytes; what torch gives
 
-# A tensor whose shape has a 0 in it has no elements, yet its strides must be numbers.
-cdef int64_t MOST_ELEMENTS = <int64_t> 1 << 62
+cdef int64_t MOST_NBYTES = <int64_t> 1 << 62
 
 INT, FLOAT, BOOL, TEXT, BYTES = K_INT, K_FLOAT, K_BOOL, K_TEXT, K_BYTES
 TENSOR, FLAT_TENSOR, ARRAY, FLAT_ARRAY, CALL = K_TENSOR, K_FLAT_TENSOR, K_ARRAY, K_FLAT_ARRAY, K_CALL
@@ -82,12 +81,12 @@ cdef class Layout:
     """The leaves and the tree of a data set, compiled once.
 
     ``leaves``: for each (name, kind, number of the element type, callable). ``tree``: None for a leaf, or (kind, detail,
-    children). ``tensors`` and ``arrays``: (new, rows), a row of (itemsize, DLPack code and bits or None, dtype, dtype of a column
-    of a batch), where ``new(shape, dtype)`` makes what has no DLPack type. ``columns``: (new, dtypes of the columns of int,
-    float and bool leaves).
+    children). ``elements``: rows for the element types of tensors, of NumPy arrays, and of the columns of int, float and bool:
+    (itemsize, DLPack's (code, bits) or None, dtype, the same two of a column). ``new``: what makes a tensor and an array of a
+    type that has no DLPack name, called with shape and dtype.
     """
 
-    def __cinit__(self, leaves, tree, tensors, arrays, columns, from_dlpack):
+    def __cinit__(self, leaves, tree, elements, new, from_dlpack):
         cdef Py_ssize_t i
         self.names = tuple(leaf[0] for leaf in leaves)
         self.count = len(leaves)
@@ -98,13 +97,12 @@ cdef class Layout:
         self.calls = [leaf[3] for leaf in leaves]
         for i in range(self.count):
             self.kinds[i], self.numbers[i] = leaves[i][1], leaves[i][2]
-        self.new, self.dtypes, self.column_dtypes = [], [], []
-        for i, (new, rows) in enumerate((tensors, arrays)):
-            self.new.append(new)
-            set_elements(self, i, rows)
+        self.new_tensor, self.new_array = new
+        self.dtypes, self.column_dtypes = [], []
+        for i in range(3):
+            set_elements(self, i, elements[i])
         for i in range(self.count):
             check_number(self, i)
-        self.new_column, self.scalars = columns
         self.from_dlpack = from_dlpack
         self.root = compile_tree(tree)
 
@@ -113,6 +111,7 @@ cdef class Layout:
         free(self.numbers)
         free(self.elements[0])
         free(self.elements[1])
+        free(self.elements[2])
 
     def decode_bytes(self, bytes item not None):
         """Decode one item. Raises BadItem."""
@@ -161,10 +160,10 @@ cdef class Layout:
     cdef int read_header(self, Py_ssize_t leaf, const uint8_t* data, int64_t nbytes, Header* header) noexcept nogil:
         """Find type and shape of a leaf that is a tensor or an array, and see that its bytes are as many."""
         cdef int kind = self.kinds[leaf]
-        cdef int which = kind >= K_ARRAY
+        cdef int which = table_of(kind)
         cdef bint big = kind == K_TENSOR
         cdef uint32_t number, rank
-        cdef int64_t elements = 1, span = 1, size, axis
+        cdef int64_t elements = 1, span, size, axis
         if kind == K_FLAT_TENSOR or kind == K_FLAT_ARRAY:
             header.number, header.rank, header.nbytes, header.data_nbytes = self.numbers[leaf], 1, 0, nbytes
             header.element = &self.elements[which][header.number]
@@ -184,10 +183,11 @@ cdef class Layout:
         if nbytes < header.nbytes:
             return HEADER_SHORT
         header.data_nbytes = nbytes - header.nbytes
+        span = header.element.itemsize  # of what there would be if no axis were 0: strides are numbers even so
         for axis in range(rank):
             size = load32(data + 8 + 4 * axis, big)
             header.shape[axis] = size
-            if size and span > MOST_ELEMENTS // size:
+            if size and span > MOST_NBYTES // size:
                 return HEADER_NBYTES
             span *= max(size, 1)
             elements *= size
@@ -195,11 +195,24 @@ cdef class Layout:
             return HEADER_NBYTES
         return HEADER_OK if elements * header.element.itemsize == header.data_nbytes else HEADER_NBYTES
 
-    cdef object make_column(self, Py_ssize_t leaf, tuple shape, int number):
-        """Memory for a column of a batch, of the element type ``number`` where the leaf has one."""
+    cdef object make_column(self, Py_ssize_t leaf, int64_t rows, Header* header, uint8_t** data):
+        """Memory for a column of a batch, and where it is; the header is that of a leaf, None for int, float and bool."""
         cdef int kind = self.kinds[leaf]
-        dtype = self.scalars[kind] if kind <= K_BOOL else self.column_dtypes[kind >= K_ARRAY][number]
-        return self.new_column(shape, dtype)
+        cdef int which = W_SCALARS if kind <= K_BOOL else table_of(kind)
+        cdef int number = kind if kind <= K_BOOL else header.number
+        cdef ElementType* element = &self.elements[which][number]
+        cdef int64_t shape[MAX_RANK + 1]
+        cdef int axis, rank = 1 if kind <= K_BOOL else header.rank + 1
+        shape[0] = rows
+        for axis in range(1, rank):
+            shape[axis] = header.shape[axis - 1]
+        if element.column_bits:
+            capsule = capsule_of(shape, rank, rows * (element.itemsize if kind <= K_BOOL else header.data_nbytes),
+                                 element.column_code, element.column_bits, data)
+            return PyObject_CallOneArg(self.from_dlpack, capsule)
+        column = self.new_tensor(shape_of(shape, rank), self.column_dtypes[which][number])
+        data[0] = <uint8_t*> <uintptr_t> address_of(column)
+        return column
 
     # ---- what is said of bad ones
 
@@ -226,22 +239,24 @@ cdef inline uint32_t load32(const uint8_t* p, bint big) noexcept nogil:
 
 cdef int set_elements(Layout layout, Py_ssize_t which, rows) except -1:
     cdef Py_ssize_t i
+    cdef ElementType* element
     layout.elements[which] = <ElementType*> calloc(max(1, len(rows)), sizeof(ElementType))
     if layout.elements[which] == NULL:
         raise MemoryError
     layout.element_count[which] = <int> len(rows)
     layout.dtypes.append([row[2] for row in rows])
-    layout.column_dtypes.append([row[3] for row in rows])
+    layout.column_dtypes.append([row[4] for row in rows])
     for i in range(len(rows)):
-        layout.elements[which][i].itemsize = rows[i][0]
-        if rows[i][1] is not None:
-            layout.elements[which][i].dlpack_code, layout.elements[which][i].dlpack_bits = rows[i][1]
+        element = &layout.elements[which][i]
+        element.itemsize = rows[i][0]
+        element.code, element.bits = rows[i][1] or (0, 0)
+        element.column_code, element.column_bits = rows[i][3] or (0, 0)
     return 0
 
 
 cdef int check_number(Layout layout, Py_ssize_t leaf) except -1:
     cdef int kind = layout.kinds[leaf]
-    cdef int which = kind == K_FLAT_ARRAY
+    cdef int which = table_of(kind)
     if kind != K_FLAT_TENSOR and kind != K_FLAT_ARRAY:
         return 0
     if not 0 <= layout.numbers[leaf] < layout.element_count[which]:
@@ -291,17 +306,26 @@ cdef object call_leaf(Layout layout, Py_ssize_t leaf, payload):
 
 cdef object decode_array(Layout layout, Py_ssize_t leaf, const uint8_t* data, int64_t nbytes):
     cdef Header header
-    cdef int which = layout.kinds[leaf] >= K_ARRAY
+    cdef uint8_t* elements
+    cdef int which = table_of(layout.kinds[leaf])
     cdef int status = layout.read_header(leaf, data, nbytes, &header)
     if status != HEADER_OK:
         raise layout.bad_header(leaf, status, &header, nbytes)
     data += header.nbytes
-    if header.element.dlpack_bits:
-        return PyObject_CallOneArg(layout.from_dlpack, capsule_of(&header, data))
-    made = layout.new[which](shape_of(&header), layout.dtypes[which][header.number])
+    if header.element.bits:
+        capsule = capsule_of(header.shape, header.rank, header.data_nbytes, header.element.code, header.element.bits,
+                             &elements)
+        memcpy(elements, data, header.data_nbytes)
+        return PyObject_CallOneArg(layout.from_dlpack, capsule)
+    new = layout.new_array if which == W_ARRAYS else layout.new_tensor
+    made = new(shape_of(header.shape, header.rank), layout.dtypes[which][header.number])
     if header.data_nbytes:
         memcpy(<void*> <uintptr_t> address_of(made), data, header.data_nbytes)
     return made
+
+
+cdef inline int table_of(int kind) noexcept nogil:
+    return W_ARRAYS if kind == K_ARRAY or kind == K_FLAT_ARRAY else W_TENSORS
 
 
 cdef bint sizes_agree(const uint8_t* item, int64_t nbytes, Py_ssize_t leaves) noexcept nogil:
@@ -315,8 +339,8 @@ cdef bint sizes_agree(const uint8_t* item, int64_t nbytes, Py_ssize_t leaves) no
     return total == nbytes
 
 
-cdef tuple shape_of(const Header* header):
-    return tuple([header.shape[axis] for axis in range(header.rank)])
+cdef tuple shape_of(const int64_t* shape, int rank):
+    return tuple([shape[axis] for axis in range(rank)])
 
 
 cdef int64_t address_of(made) except -1:
@@ -357,26 +381,26 @@ cdef void free_all(DLManagedTensor* managed) noexcept nogil:
     free(managed)
 
 
-cdef object capsule_of(const Header* header, const uint8_t* data):
-    """A DLPack capsule of a copy of the elements."""
-    cdef int64_t before = sizeof(DLManagedTensor) + 2 * header.rank * sizeof(int64_t)
-    cdef DLManagedTensor* managed = <DLManagedTensor*> malloc(before + ALIGNMENT + header.data_nbytes)
-    cdef int64_t* shape
-    cdef uint8_t* elements
+cdef object capsule_of(const int64_t* shape, int rank, int64_t nbytes, int code, int bits, uint8_t** elements):
+    """A DLPack capsule of a tensor whose elements, of ``nbytes`` together, the caller puts where ``elements`` says."""
+    cdef int64_t before = sizeof(DLManagedTensor) + 2 * rank * sizeof(int64_t)
+    cdef DLManagedTensor* managed
+    cdef int64_t* sizes
     cdef int64_t stride = 1
     cdef int axis
+    if nbytes > MOST_NBYTES:
+        raise MemoryError
+    managed = <DLManagedTensor*> malloc(before + ALIGNMENT + nbytes)
     if managed == NULL:
         raise MemoryError
-    shape = <int64_t*> (managed + 1)
-    for axis in range(header.rank - 1, -1, -1):
-        shape[axis] = header.shape[axis]
-        shape[header.rank + axis] = stride
-        stride *= max(header.shape[axis], 1)
-    elements = <uint8_t*> managed + before
-    elements += (ALIGNMENT - <int64_t> (<uintptr_t> elements & (ALIGNMENT - 1))) & (ALIGNMENT - 1)
-    memcpy(elements, data, header.data_nbytes)
-    describe(managed, elements, header.rank, shape, shape + header.rank, header.element.dlpack_code,
-             header.element.dlpack_bits)
+    sizes = <int64_t*> (managed + 1)
+    for axis in range(rank - 1, -1, -1):
+        sizes[axis] = shape[axis]
+        sizes[rank + axis] = stride
+        stride *= max(shape[axis], 1)
+    elements[0] = <uint8_t*> managed + before
+    elements[0] += (ALIGNMENT - <int64_t> (<uintptr_t> elements[0] & (ALIGNMENT - 1))) & (ALIGNMENT - 1)
+    describe(managed, elements[0], rank, sizes, sizes + rank, code, bits)
     managed.context, managed.deleter = NULL, free_all
     try:
         return PyCapsule_New(managed, DLPACK_UNUSED, drop_unused)

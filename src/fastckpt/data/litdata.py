@@ -12,7 +12,7 @@ import numpy as np
 
 from . import _litdata as native
 from ._litdata_batch import Batch
-from ._litdata_layout import BYTES, CALL, TEXT, Layout, compile_tree, unflatten
+from ._litdata_layout import BYTES, CALL, TEXT, Layout, unflatten
 from .collate import collate
 from .litdata_chunks import Chunks
 from .litdata_codecs import Fernet, Zstd
@@ -63,18 +63,13 @@ class LitDataReader(Reader):
         if framework not in ("torch", "numpy"):
             raise ValueError(f"framework={framework!r} is neither 'torch' nor 'numpy'")
         self.framework = framework
-        self._folder = os.path.abspath(os.fspath(path))
+        self._folder = os.path.abspath(os.fsdecode(path))
         index = read_index(
             self._folder, decoders=decoders or {}, types=types or {}, allow_pickle=allow_pickle
         )
         elements = Elements(framework)
         self._layout = Layout(
-            index.leaves,
-            index.tree,
-            elements.tensors,
-            elements.arrays,
-            elements.columns,
-            elements.from_dlpack,
+            index.leaves, index.tree, elements.rows, elements.new, elements.from_dlpack
         )
         self._batch_tree = batch_tree(index.tree, framework)
         kinds = enumerate(leaf[1] for leaf in index.leaves)

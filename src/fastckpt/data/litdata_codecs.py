@@ -1,6 +1,6 @@
 """What unseals LitData chunks and items: zstd and Fernet, each by a library that is optional, and the key of the latter.
 
-``Zstd`` and ``Fernet`` are called with (bytes, nbytes or None), from any thread. Both raise BadItem for bytes that they cannot unseal.
+``Zstd`` and ``Fernet`` are called with bytes, from any thread, and raise BadItem for what they cannot unseal.
 """
 
 import base64
@@ -33,19 +33,19 @@ class Zstd:
         self.zstd = zstandard
         self._idle = []  # one decompressor serves one thread at a time; taking from a list is atomic
 
-    def __call__(self, data, nbytes=None):
-        """Inflate one frame, to exactly ``nbytes`` where these are known; never to more than zstd can make of as many bytes."""
+    def __call__(self, data, sizes=()):
+        """Inflate one frame, to one of ``sizes`` where these are known; never to more than zstd can make of as many bytes."""
         most = min(MOST_INFLATION * len(data), (1 << 32) - 1)
-        if nbytes is not None and nbytes > most:
+        if sizes and min(sizes) > most:
             raise BadItem(
-                f"{nbytes} bytes are said to be in {len(data)} bytes of zstd, which hold {most} at most"
+                f"{min(sizes)} bytes are said to be in {len(data)} bytes of zstd, which hold {most} at most"
             )
         try:
-            inflated = self._inflate(data, most if nbytes is None else nbytes)
+            inflated = self._inflate(data, min(most, max(sizes, default=most)))
         except self.zstd.ZstdError as error:
             raise BadItem(f"its zstd data cannot be inflated ({error})") from None
-        if nbytes is not None and len(inflated) != nbytes:
-            raise BadItem(f"its zstd data holds {len(inflated)} bytes instead of {nbytes}")
+        if sizes and len(inflated) not in sizes:
+            raise BadItem(f"its zstd data holds {len(inflated)} bytes instead of {sizes[0]}")
         return inflated
 
     def _inflate(self, data, most):
@@ -77,7 +77,7 @@ class Fernet:
             raise missing(error, "cryptography", "the data set is encrypted") from None
         self._fernet, self._invalid = fernet.Fernet(key), fernet.InvalidToken
 
-    def __call__(self, data, nbytes=None):
+    def __call__(self, data):
         try:
             return self._fernet.decrypt(bytes(data))
         except self._invalid:

@@ -8,7 +8,7 @@ from ..errors import FormatError, UnsafePickleError, UnsupportedError, short
 from ..source import open_source
 from .litdata_errors import BadItem
 from .litdata_leaves import describe_leaf
-from .litdata_tree import UnknownType, read_tree, count_leaves
+from .litdata_tree import UnknownType, count_leaves, read_tree
 
 NAME = "index.json"
 LOADER = "PyTreeLoader"

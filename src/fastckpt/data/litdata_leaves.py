@@ -39,41 +39,45 @@ TENSORS = (
 ARRAYS = (
     "int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128 bool"
 ).split()
+# The columns of leaves of the kinds 0, 1 and 2
+SCALARS = ("int64", "float64", "bool")
 ELEMENT_TYPES = {native.FLAT_TENSOR: TENSORS, native.FLAT_ARRAY: ARRAYS}
 
 JSON = functools.partial(decode_json, depth=Limits().object_depth)
 
 
 class Elements:
-    """Makes the element types of a framework: tensors and NumPy arrays for "torch", NumPy arrays for "numpy".
+    """The element types of a framework: tensors and NumPy arrays for "torch", NumPy arrays for "numpy".
 
-    ``tensors`` and ``arrays`` are what a native Layout takes: (new, rows), a row of (itemsize, DLPack code and bits, dtype, dtype
-    of a column of a batch). ``columns`` is what it makes columns with: (new, dtypes of int, float and bool leaves).
-    Raises ModuleNotFoundError where torch is wanted and not installed.
+    ``rows``, ``new`` and ``from_dlpack`` are what a native Layout takes. Raises ModuleNotFoundError where torch is wanted and not
+    installed.
     """
 
     def __init__(self, framework):
+        of_array = {name: (None, numpy_dtype(CODE_BY_NAME[name])) for name in {*TENSORS, *ARRAYS}}
         if framework == "numpy":
-            new, dtype, self.from_dlpack = np.empty, numpy_dtype, None
-            self.tensors = new, [numpy_row(name, numpy_dtype) for name in TENSORS]
+            of_tensor, self.new, self.from_dlpack = of_array, (np.empty, np.empty), None
         else:
             from ..loading import require_torch
 
             require_torch()
             from ..torch_bridge import DLPACK, FROM_DLPACK, empty_tensor, torch_dtype
 
-            new, dtype, self.from_dlpack = empty_tensor, torch_dtype, FROM_DLPACK
-            self.tensors = new, []
-            for code in map(CODE_BY_NAME.get, TENSORS):
-                row = DTYPES[code].itemsize, DLPACK[code], torch_dtype(code), torch_dtype(code)
-                self.tensors[1].append(row)
-        self.arrays = np.empty, [numpy_row(name, dtype) for name in ARRAYS]
-        self.columns = new, [dtype(CODE_BY_NAME[name]) for name in ("int64", "float64", "bool")]
+            codes = {name: CODE_BY_NAME[name] for name in of_array}
+            of_tensor = {name: (DLPACK[code], torch_dtype(code)) for name, code in codes.items()}
+            self.new, self.from_dlpack = (empty_tensor, np.empty), FROM_DLPACK
+        self.rows = [
+            element_rows(TENSORS, of_tensor, of_tensor),
+            element_rows(ARRAYS, of_array, of_tensor),
+            element_rows(SCALARS, of_tensor, of_tensor),
+        ]
 
 
-def numpy_row(name, column_dtype):
-    code = CODE_BY_NAME[name]
-    return DTYPES[code].itemsize, None, numpy_dtype(code), column_dtype(code)
+def element_rows(names, of_leaf, of_column):
+    """Rows of (itemsize, DLPack's (code, bits) or None, dtype, and the same two of a column of a batch)."""
+    return [
+        (DTYPES[CODE_BY_NAME[name]].itemsize, *of_leaf[name], *of_column[name]) for name in names
+    ]
 
 
 def describe_leaf(name, decoders, allow_pickle):

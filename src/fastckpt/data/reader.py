@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import short
+from ._positions import resolve
 from .collate import collate
 
 
@@ -135,8 +136,11 @@ class Reader(abc.ABC):
 
     def _positions(self, indices):
         """Checked positions, an int64 column that is the caller's own or shared with ``indices``: not to be written to."""
-        column = as_column(indices, self)
         length = len(self)
+        column = resolve(indices, length)
+        if column is not None:
+            return column
+        column = as_column(indices, self)
         bad = np.flatnonzero((column < -length) | (column >= length))
         if len(bad):
             raise self._out_of_range(int(column[bad[0]]), length)
