@@ -516,6 +516,12 @@ def litdata_rows(i):
     }  # fmt: skip
 
 
+# of its own reading: of views that are read-only, and files that it leaves open
+LITDATA_WARNS = pytest.mark.filterwarnings(
+    "ignore:The given buffer is not writable", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+
+
 def write_with_litdata(folder, samples, **options):
     cache_module = pytest.importorskip("litdata.streaming.cache")
     if "compression" in options:
@@ -540,7 +546,7 @@ def same_samples(theirs, ours):
             same(bytes(value) if isinstance(value, memoryview) else value, got[name])
 
 
-@pytest.mark.filterwarnings("ignore:The given buffer is not writable")
+@LITDATA_WARNS
 @pytest.mark.parametrize(
     "options",
     [
@@ -558,7 +564,7 @@ def test_what_litdata_writes(tmp_path, options):
     same_samples(ours, list(LitDataReader(tmp_path, True)))
 
 
-@pytest.mark.filterwarnings("ignore:The given buffer is not writable")
+@LITDATA_WARNS
 @pytest.mark.parametrize("level", ["sample", "chunk"])
 def test_what_litdata_encrypts(tmp_path, level):
     encryption_module = pytest.importorskip("litdata.utilities.encryption")
@@ -570,6 +576,7 @@ def test_what_litdata_encrypts(tmp_path, level):
     same_samples(read_with_litdata(tmp_path / "set", encryption=encryption), list(reader))
 
 
+@LITDATA_WARNS
 @pytest.mark.parametrize("options", [{}, {"compression": "zstd"}], ids=["plain", "zstd"])
 def test_what_litdata_writes_as_rows_of_a_table(tmp_path, options):
     pytest.importorskip("pyarrow")

@@ -1,8 +1,8 @@
 # cython: language_level=3
 """Memory handed over as a DLPack capsule (the structures of github.com/dmlc/dlpack's dlpack.h, version 0).
 
-A maker fills a DLManagedTensor that it allocated together with room for shape and strides, and wraps it in a capsule named
-UNUSED. Whoever takes the capsule calls the deleter once, from any thread, perhaps without the GIL.
+A maker fills a DLManagedTensor, allocated together with room for shape and strides, and wraps it in a capsule that is
+named DLPACK_UNUSED. Whoever takes the capsule calls the deleter once, from any thread, perhaps without the GIL.
 """
 
 from cpython.object cimport PyObject

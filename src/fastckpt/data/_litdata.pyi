@@ -1,4 +1,4 @@
-from typing import Any
+from typing import Any, Self
 
 from _typeshed import ReadableBuffer, WriteableBuffer
 
@@ -8,15 +8,15 @@ from ._litdata_layout import Layout
 class Block:
     source: Any
     count: int
-    def __init__(
-        self,
+    def __new__(
+        cls,
         source: Any,
         table: bytes,
         first: int,
         count: int,
         shift: int,
         mapping: ReadableBuffer | None = None,
-    ) -> None: ...
+    ) -> Self: ...
     def span(self, item: int) -> tuple[int, int]: ...
 
 class Rounds: ...

@@ -2,7 +2,7 @@
 # cython: freethreading_compatible=True
 """Items of LitData chunks, read by position: neighbours together, in the order of the file, without the GIL.
 
-A Block is a stretch of items that lie back to back in a file, a mapping or memory. Its table of offsets is checked once, when
+A Block is a stretch of items that lie back to back in a file, a mapping or memory. Its table of offsets is checked when
 it is made; a file that has become shorter since then gives an error.
 """
 
@@ -26,8 +26,8 @@ from .litdata_errors import BadItem
 cdef enum:
     # A read costs 0.35 us, about as much as copying this.
     GAP_NBYTES = 4 << 10
-    # What one round brings into memory, unless one item is larger: enough for a read to cost little, and little enough for
-    # a small L2 and for the allocator to keep.
+    # What one round brings into memory, unless one item is larger: enough for a read to cost little, and little enough
+    # for a small L2 and for the allocator to keep.
     ROUND_NBYTES = 256 << 10
     ROUND_ITEMS = 4096
     NO_MEMORY = -10
@@ -46,10 +46,10 @@ cdef struct Round:
 
 
 cdef class Block:
-    """``count`` items from ``first`` on of a table (bytes of u32) of offsets, in a Source (which has ``fd`` or ``view``).
+    """``count`` items from ``first`` on of a table (bytes of u32) of offsets, in a Source with ``fd`` or ``view``.
 
-    The item's offsets count from byte ``shift`` of the source. ``mapping`` is a mapping of all of the source's file. Raises
-    BadItem for offsets that descend, or leave the source.
+    The offsets count from byte ``shift`` of the source. ``mapping`` is a mapping of all of the source's file.
+    Raises BadItem for offsets that descend, or leave the source.
     """
     cdef readonly object source
     cdef readonly Py_ssize_t count
@@ -65,7 +65,8 @@ cdef class Block:
         if first < 0 or count < 0 or first + count + 1 > PyBytes_GET_SIZE(table) // 4:
             raise ValueError(f"{count} items from {first} on are not in a table of {len(table)} bytes")
         self.offsets = <const uint8_t*> PyBytes_AS_STRING(table) + 4 * first
-        self.origin.fd, self.origin.base, self.origin.memory, self.origin.nbytes = source.fd, source.base, NULL, source.nbytes
+        self.origin.fd, self.origin.base, self.origin.nbytes = source.fd, source.base, source.nbytes
+        self.origin.memory = NULL
         view = source.view if mapping is None else mapping
         if view is not None:
             PyObject_GetBuffer(view, &self.held, PyBUF_SIMPLE)
@@ -74,11 +75,12 @@ cdef class Block:
         self.check_table()
 
     cdef int check_table(self) except -1:
-        cdef int64_t i, last = 0
+        cdef int64_t i, offset, last = 0
         for i in range(self.count + 1):
-            if le32(self.offsets + 4 * i) < last:
-                raise BadItem(f"offset {i} in its table is {le32(self.offsets + 4 * i)}, less than the one before it ({last})")
-            last = le32(self.offsets + 4 * i)
+            offset = le32(self.offsets + 4 * i)
+            if offset < last:
+                raise BadItem(f"offset {i} in its table is {offset}, less than the one before it ({last})")
+            last = offset
         if begin_of(self, 0) < 0 or begin_of(self, self.count) > self.origin.nbytes:
             raise BadItem(
                 f"its items end at byte {begin_of(self, self.count)}, and there are {self.origin.nbytes} bytes"
@@ -138,7 +140,8 @@ cdef int64_t plan_round(Block block, const int64_t* items, int64_t first, int64_
     return i
 
 
-cdef int64_t gather(Block block, const int64_t* items, int64_t first, int64_t stop, Round* turn, int* status) noexcept nogil:
+cdef int64_t gather(Block block, const int64_t* items, int64_t first, int64_t stop, Round* turn,
+                    int* status) noexcept nogil:
     """Bring items into memory, as many as one round takes; returns one past the last of them. They ascend."""
     cdef int64_t i, k, last, begin, end = 0, used = 0, nbytes
     stop = min(stop, first + ROUND_ITEMS)
@@ -291,7 +294,7 @@ def read_one(Layout layout, Block block, int64_t item):
 
 
 def read_raw(Block block, items, int64_t start, int64_t stop):
-    """The bytes of ``items[start:stop]``, for whatever unseals them. Raises FormatError for a file that is too short, OSError."""
+    """The bytes of ``items[start:stop]``, for whatever unseals them. Raises what read_items raises but for BadItem."""
     cdef Rounds rounds = Rounds(block, items, items, start, stop)
     cdef int64_t i, n
     cdef list raw = []
@@ -307,25 +310,26 @@ def read_raw(Block block, items, int64_t start, int64_t stop):
 def stack_items(Batch batch, Block block, items, slots, int64_t start, int64_t stop):
     """Put the items ``items[start:stop]`` into the rows ``slots[start:stop]`` of a batch. Raises Uneven too."""
     cdef Rounds rounds = Rounds(block, items, slots, start, stop)
+    cdef const Span* span
     cdef int64_t i = 0, n
     try:
         while True:
             n = rounds.next()
             if n == 0:
                 return
-            i = 0
+            i, span = 0, rounds.turn.spans
             if not batch.ready:
-                batch.prepare(rounds.turn.spans[0].data, rounds.turn.spans[0].nbytes)
+                batch.prepare(span.data, span.nbytes)
             with nogil:
                 for i in range(n):
-                    if batch.stack(rounds.slots[rounds.first + i], rounds.turn.spans[i].data, rounds.turn.spans[i].nbytes):
+                    if batch.stack(rounds.slots[rounds.first + i], span[i].data, span[i].nbytes):
                         break
                 else:
                     i = n
             if i < n:
-                batch.refuse(rounds.turn.spans[i].data, rounds.turn.spans[i].nbytes)
+                batch.refuse(span[i].data, span[i].nbytes)
             for i in range(n if batch.has_objects else 0):
-                batch.list_objects(rounds.slots[rounds.first + i], rounds.turn.spans[i].data)
+                batch.list_objects(rounds.slots[rounds.first + i], span[i].data)
             rounds.check()
     except BadItem as error:
         error.item = rounds.items[rounds.first + i]
@@ -350,9 +354,9 @@ def stack_bytes(Batch batch, int64_t row, bytes item not None):
 def split(begins, positions, items, slots, bint ordered):
     """Divide positions among chunks: a list of (chunk, start, stop), each a stretch of ``items`` and ``slots``.
 
-    ``begins`` (int64, ascending from 0, the end of the last chunk at its end) says where chunks begin. ``slots`` says where the
-    positions stand in ascending order; where it is not ``ordered`` yet, they must ascend as they are, or the result is None.
-    ``items`` gets their numbers in their chunk.
+    ``begins`` (int64, ascending from 0, the end of the last chunk at its end) says where chunks begin. ``slots`` says
+    where the positions stand in ascending order; where it is not ``ordered`` yet, they must ascend as they are, or the
+    result is None. ``items`` gets their numbers in their chunk.
     """
     cdef Held held
     held.count = 0

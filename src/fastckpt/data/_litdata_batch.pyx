@@ -2,8 +2,8 @@
 # cython: freethreading_compatible=True
 """LitData items stacked: each leaf goes from the item's bytes to its row of one tensor, and no object is made of it.
 
-The first item says what shapes and types the columns have. An item that differs ends it with Uneven: the caller then looks at
-the samples one by one, and whoever collates those says what does not fit.
+The first item says what shapes and types the columns have. An item that differs ends it with Uneven: the caller then
+looks at the samples one by one, and whoever collates those says what does not fit.
 """
 
 from libc.stdint cimport int64_t, uint8_t
@@ -21,7 +21,7 @@ cdef int64_t MOST = <int64_t> 1 << 62
 
 
 cdef class Batch:
-    """``rows`` samples. ``columns`` has, for each leaf, a tensor or array, or a list for text, bytes and what a callable decodes.
+    """``rows`` samples, by leaf in ``columns``: a tensor or array, or a list of text, bytes or what a callable decodes.
     """
 
     def __cinit__(self, Layout layout not None, int64_t rows):

@@ -99,12 +99,12 @@ cdef object take_float(Cursor* cursor):
 
 
 cdef object take_dict(Cursor* cursor):
-    cdef int64_t i, count = take_count(cursor, 5)
+    cdef int64_t _i, count = take_count(cursor, 5)
     cdef dict result = {}
     if cursor.depth == 0:
         raise BadItem("has dicts nested too deep")
     cursor.depth -= 1
-    for i in range(count):
+    for _i in range(count):
         key = take_text(cursor)
         result[key] = decode(cursor)
     cursor.depth += 1
@@ -112,13 +112,13 @@ cdef object take_dict(Cursor* cursor):
 
 
 cdef object take_records(Cursor* cursor):
-    cdef int64_t i, k, count = le32(take(cursor, 4))
+    cdef int64_t _i, k, count = le32(take(cursor, 4))
     cdef int64_t fields = take_count(cursor, 4)
-    cdef list keys = [take_text(cursor) for i in range(fields)], rows = []
+    cdef list keys = [take_text(cursor) for _i in range(fields)], rows = []
     cdef dict row
     if count and (fields == 0 or count > cursor.left // fields):
         raise BadItem(f"has {cursor.left} bytes for {count} records of {fields} fields")
-    for i in range(count):
+    for _i in range(count):
         row = {}
         for k in range(fields):
             row[keys[k]] = take_field(cursor)
@@ -143,18 +143,18 @@ cdef object take_field(Cursor* cursor):
 
 cdef object decode(Cursor* cursor):
     cdef int tag = take(cursor, 1)[0]
-    cdef int64_t i
+    cdef int64_t nbytes, _i
     if tag == T_JSON:
-        i = le32(take(cursor, 4))
-        return json_text((<const char*> take(cursor, i))[:i])
+        nbytes = le32(take(cursor, 4))
+        return json_text((<const char*> take(cursor, nbytes))[:nbytes])
     if tag == T_TEXTS:
-        return [take_text(cursor) for i in range(take_count(cursor, 4))]
+        return [take_text(cursor) for _i in range(take_count(cursor, 4))]
     if tag == T_INTS:
-        return [sle64(take(cursor, 8)) for i in range(take_count(cursor, 8))]
+        return [sle64(take(cursor, 8)) for _i in range(take_count(cursor, 8))]
     if tag == T_FLOATS:
-        return [take_float(cursor) for i in range(take_count(cursor, 8))]
+        return [take_float(cursor) for _i in range(take_count(cursor, 8))]
     if tag == T_BOOLS:
-        return [take(cursor, 1)[0] != 0 for i in range(take_count(cursor, 1))]
+        return [take(cursor, 1)[0] != 0 for _i in range(take_count(cursor, 1))]
     if tag == T_DICT:
         return take_dict(cursor)
     if tag == T_RECORDS:

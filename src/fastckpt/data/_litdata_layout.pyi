@@ -1,5 +1,5 @@
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Self
 
 INT: int
 FLOAT: int
@@ -21,14 +21,14 @@ class Node: ...
 class Layout:
     names: tuple[str, ...]
     count: int
-    def __init__(
-        self,
+    def __new__(
+        cls,
         leaves: Sequence[tuple[str, int, int, Callable[[bytes], Any] | None]],
         tree: tuple[Any, ...] | None,
         elements: Sequence[Sequence[tuple[Any, ...]]],
         new: tuple[Callable[..., Any], Callable[..., Any]],
         from_dlpack: Callable[[Any], Any] | None,
-    ) -> None: ...
+    ) -> Self: ...
     def decode_bytes(self, item: bytes) -> Any: ...
 
 def compile_tree(tree: tuple[Any, ...] | None) -> Node | None: ...

@@ -80,10 +80,10 @@ def compile_tree(tree):
 cdef class Layout:
     """The leaves and the tree of a data set, compiled once.
 
-    ``leaves``: for each (name, kind, number of the element type, callable). ``tree``: None for a leaf, or (kind, detail,
-    children). ``elements``: rows for the element types of tensors, of NumPy arrays, and of the columns of int, float and bool:
-    (itemsize, DLPack's (code, bits) or None, dtype, the same two of a column). ``new``: what makes a tensor and an array of a
-    type that has no DLPack name, called with shape and dtype.
+    ``leaves``: for each (name, kind, number of the element type, callable). ``tree``: None for a leaf, or (kind,
+    detail, children). ``elements``: rows for the element types of tensors, of NumPy arrays, and of the columns of int,
+    float and bool: (itemsize, DLPack's (code, bits) or None, dtype, the same two of a column). ``new``: what makes a
+    tensor and an array of a type that has no DLPack name, called with shape and dtype.
     """
 
     def __cinit__(self, leaves, tree, elements, new, from_dlpack):
@@ -196,7 +196,7 @@ cdef class Layout:
         return HEADER_OK if elements * header.element.itemsize == header.data_nbytes else HEADER_NBYTES
 
     cdef object make_column(self, Py_ssize_t leaf, int64_t rows, Header* header, uint8_t** data):
-        """Memory for a column of a batch, and where it is; the header is that of a leaf, None for int, float and bool."""
+        """Memory for a column of a batch, and where it is; the header (not of int, float, bool) is that of a leaf."""
         cdef int kind = self.kinds[leaf]
         cdef int which = W_SCALARS if kind <= K_BOOL else table_of(kind)
         cdef int number = kind if kind <= K_BOOL else header.number

@@ -5,7 +5,6 @@
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.long cimport PyLong_CheckExact
-from cpython.object cimport PyObject
 from libc.stdint cimport int64_t
 
 from .._held cimport Held, hold, release
