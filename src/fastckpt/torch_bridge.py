@@ -41,6 +41,11 @@ def torch_dtype(code):
     return dtype
 
 
+def empty_tensor(shape, dtype):
+    """Memory for a tensor on the CPU, whatever torch's default device is."""
+    return torch.empty(shape, dtype=dtype, device="cpu")
+
+
 def allowed_globals():
     """What the user allowed with torch.serialization.add_safe_globals or safe_globals, by qualified name."""
     found = {}

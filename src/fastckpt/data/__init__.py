@@ -4,6 +4,7 @@ from importlib import import_module
 
 # Where each public name lives; imported on first use.
 _HOME = {
+    "LitDataReader": "litdata",
     "Reader": "reader",
     "ZarrReader": "zarr_reader",
     "IntegrityReport": "zarr_integrity",
@@ -12,6 +13,7 @@ _HOME = {
     "Dataset": "dataset",
     "DataLoader": "loader",
     "stack": "collate",
+    "fernet_key": "litdata_codecs",
 }
 
 __all__ = list(_HOME)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import short
+from ._positions import resolve
 from .collate import collate
 from .tree import cut, merge
 
@@ -146,11 +147,15 @@ class Reader(abc.ABC):
 
     def _positions(self, indices):
         """Checked positions, an int64 column that is the caller's own or shared with ``indices``: not to be written to."""
-        column, length = as_column(indices, self), len(self)
+        length = len(self)
+        column = resolve(indices, length)
+        if column is not None:
+            return column
+        column = as_column(indices, self)
         if not len(column):
             return column
-        if column.min() < -length or column.max() >= length:
-            bad = np.flatnonzero((column < -length) | (column >= length))
+        bad = np.flatnonzero((column < -length) | (column >= length))
+        if len(bad):
             raise self._out_of_range(int(column[bad[0]]), length)
         column = column.astype(np.int64, copy=False)
         return column if column.min() >= 0 else np.where(column < 0, column + length, column)
