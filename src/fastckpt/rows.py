@@ -111,6 +111,7 @@ class Rows:
                 extents,
                 np.arange(len(names)),
                 np.concatenate(addresses),
+                memory.owners,
                 verify=False,
                 threads=self.checkpoint.threads,
             )
