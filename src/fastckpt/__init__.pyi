@@ -1,3 +1,4 @@
+from . import stream as stream
 from ._version import __version__ as __version__
 from .checkpoint import Checkpoint as Checkpoint
 from .checkpoint import open as open
@@ -11,7 +12,7 @@ from .lazy import LazyTensor as LazyTensor
 from .limits import Limits as Limits
 from .loading import load as load
 from .loading import load_into as load_into
-from .saving import save as save
 from .nodes import Opaque as Opaque
+from .saving import save as save
 
 __all__: list[str]

@@ -1,6 +1,7 @@
 """Names for what public functions take; there for type checkers alone."""
 
 import os
+import socket
 from collections.abc import Callable, Iterable
 from typing import Any, BinaryIO, Literal
 
@@ -20,3 +21,4 @@ Framework = Literal["torch", "numpy"]
 Unknown = Literal["error", "opaque"]
 Progress = bool | Callable[[int, int, str], Any]
 CheckpointDestination = str | bytes | os.PathLike[str] | int | BinaryIO
+StreamEnd = int | socket.socket | BinaryIO

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import sys
 import threading
 import weakref
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ._spec import TensorSpec
-from ._tree import is_flat, named_tensors, substitute
+from ._tree import named_tensors, substitute
 from .contents import open_contents
 from .dtypes import DTYPES, numpy_dtype
 from .errors import FormatError
@@ -22,7 +21,7 @@ from .loading import Reader, check_options, wants_mapping
 from .nodes import Opaque, duplicate
 from .plan import roots_of
 from .reading import place_storages
-from .selection import dotted, specs_in
+from .selection import dotted, index_of, specs_in
 from .source import FileSource, open_source
 
 if TYPE_CHECKING:
@@ -94,20 +93,7 @@ class Checkpoint(Mapping[Any, LazyTensor]):
     def _index(self):
         """Name -> leaf, made on first use."""
         if self._leaves is None:
-            root = self.contents.unpickled.obj
-            if is_flat(root):  # most are: a dict of tensors, which is its own index
-                self._leaves = root
-            else:
-                found = named_tensors(root)
-                names = [
-                    path[0] if len(path) == 1 and type(path[0]) is str else dotted(path)
-                    for path, _ in found
-                ]
-                count = collections.Counter(names)
-                self._leaves = {
-                    path if count[name] > 1 else name: leaf
-                    for name, (path, leaf) in zip(names, found, strict=True)
-                }
+            self._leaves = index_of(self.contents.unpickled.obj)
         return self._leaves
 
     def __getitem__(self, name: str | tuple) -> LazyTensor:

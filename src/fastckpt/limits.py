@@ -13,9 +13,11 @@ class Limits:
     key_depth: how deep tuples may nest in one key (hashing recurses on the C stack).
     object_depth: how deep objects may nest through constructor arguments (lists, dicts and tuples may nest without limit).
     int_digits: decimal digits of an int in a text pickle (turning digits into an int takes quadratic time).
+    stream_nbytes: bytes of memory that a stream may ask for by what it announces; None for as many as the machine has.
     """
 
     key_items: int | None = None
     key_depth: int = 500
     object_depth: int = 300
     int_digits: int = 4300
+    stream_nbytes: int | None = None

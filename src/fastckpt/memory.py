@@ -56,3 +56,8 @@ def use_huge_pages():
     if asked not in ("0", "1"):
         raise ValueError(f"FASTCKPT_HUGEPAGES={asked} is neither 0 (small pages only) nor 1")
     return asked == "1"
+
+
+def machine_nbytes():
+    """How many bytes of memory the machine has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
