@@ -67,7 +67,7 @@ cdef class Flow:
     def __cinit__(self, address, nbytes, gap, crc=None, int kernel=0):
         """``address`` (0: read and dropped), ``nbytes``, ``gap`` (zeros behind the segment, at most 64): int64 columns.
 
-        ``crc`` (None: not wanted) is a uint32 column, which is gone on with. The caller keeps alive what is at the addresses.
+        ``crc`` (None: not wanted) is a uint32 column, which is gone on with. The caller keeps alive what the addresses mean.
         """
         cdef Py_ssize_t row
         self.rows = len(address)
@@ -140,7 +140,7 @@ cdef class Flow:
             if self.in_row < self.nbytes[self.row]:
                 n = min(nbytes, self.nbytes[self.row] - self.in_row)
                 if self.crc != NULL:
-                    data = self.scratch if self.address[self.row] == 0 else <uint8_t*> self.address[self.row] + self.in_row
+                    data = <uint8_t*> self.address[self.row] + self.in_row if self.address[self.row] else self.scratch
                     self.crc[self.row] = crc32_update(self.kernel, self.crc[self.row], data, n)
             else:
                 n = min(nbytes, self.nbytes[self.row] + self.gap[self.row] - self.in_row)
@@ -260,7 +260,7 @@ cdef class Flow:
         return 0
 
     def send(self, int fd, Py_ssize_t end):
-        """Write to ``fd`` up to segment ``end``, or a slice of that: 0 or an errno. It is all sent when ``sent(end)``."""
+        """Write to ``fd`` up to segment ``end``, or a slice of that: 0 or an errno. All is sent when ``sent(end)``."""
         cdef int status
         self.check(end)
         with nogil:
@@ -274,7 +274,7 @@ cdef class Flow:
         return self.row == end and self.first == self.count
 
     def piece(self, Py_ssize_t end):
-        """The next bytes, for an object to write all of: a memoryview or bytes; None where segment ``end`` is reached."""
+        """The next bytes, for an object to write all of: a memoryview or bytes; None at segment ``end``."""
         cdef int64_t total
         cdef int i
         cdef bytes joined

@@ -108,8 +108,8 @@ cdef unsigned long long argument_nbytes(int op, const uint8_t* p, const uint8_t*
 def skim(data, Py_ssize_t at):
     """Go over the opcodes of a pickle that is still arriving, from the one at ``at`` on: (at, needed).
 
-    ``at`` is then the first opcode that is not there with all of its argument, or behind STOP; ``needed`` the bytes from
-    there on that must follow before the pickle can end: 0 where it has ended, -1 where the byte there is no opcode.
+    ``at`` is then the first opcode that is not there with all of its argument, or behind STOP; ``needed`` the bytes
+    from there on that must follow before the pickle can end: 0 where it has ended, -1 where there is no opcode.
     """
     cdef Held held
     cdef Py_ssize_t size = len(data)

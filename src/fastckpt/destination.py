@@ -200,6 +200,8 @@ class Stream(Destination):
                 taken, empty = 0, empty + 1
                 if empty == EMPTY_ANSWERS:
                     raise BlockingIOError(errno.EAGAIN, "the stream takes nothing", self.name)
+            elif taken:
+                empty = 0
             view = view[len(view) if taken is None else taken :]
 
     def commit(self, nbytes):

@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..containers.sniff import LOCAL_HEADER, SIGNATURES, by_signature
+from ..contents import storage_rows
 from ..limits import Limits
 from ..loading import check_options, check_types, only_weights
+from ..plan import roots_of, with_bytes
 from ..progress import check as check_progress
 from ..progress import reporting
 from . import entries, native, pytree
@@ -140,7 +142,14 @@ def iter(
 
 
 def open_stream(inlet, limits, tolerant=False):
-    """Contents of a stream: what stands in front of its storages, read."""
+    """Contents of a stream: what stands in front of its storages, read, and found to agree with their sizes."""
+    contents = read_head(inlet, limits, tolerant)
+    storage_rows(contents, with_bytes(roots_of(contents.unpickled.storages)))
+    return contents
+
+
+def read_head(inlet, limits, tolerant):
+    """Contents of a stream, whose format its first bytes tell."""
     begin = bytes(inlet.read(BEGIN_NBYTES, "its first bytes"))
     if begin == native.MAGIC:
         return native.read(inlet, begin, limits, tolerant)

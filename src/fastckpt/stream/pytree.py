@@ -57,6 +57,8 @@ def write(obj, *, pickle_protocol=2, **_):
             leaves[i] = TensorMetadata(
                 storage.nbytes(), leaf.dtype, leaf.storage_offset(), leaf.size(), leaf.stride()
             )
+        elif torch.is_storage(leaf) or isinstance(leaf, torch.storage.TypedStorage):
+            raise unfit(i, "a bare storage")
     pickled = dump((leaves, treespec), pickle_protocol, foreign=PEERS_NAME)
     head = len(pickled).to_bytes(LENGTH_NBYTES, "little", signed=True) + pickled
     return head, blocks, Layout([block.nbytes for block in blocks])
@@ -75,7 +77,11 @@ def check_plain(i, tensor):
         found = "a conjugated or negated view"
     else:
         return
-    raise UnsupportedError(
+    raise unfit(i, found)
+
+
+def unfit(i, found):
+    return UnsupportedError(
         f"leaf {i} is {found}, which this format has no words for; format='native' and 'torch' have"
     )
 
@@ -106,6 +112,8 @@ def read(inlet, begin, limits):
         raise error(inlet, str(problem), type(problem)) from None
     unpickled.storages, unpickled.tensors = storages, tensors
     unpickled.unknown = [each for each in unpickled.unknown if not is_ours(each[0])]
+    if sum([storage.nbytes for storage in storages]) > 1 << 62:
+        raise error(inlet, "its tensors have sizes that cannot be")
     layout = Layout([storage.nbytes for storage in storages])
     keys = [storage.key for storage in storages]
     contents = Contents(inlet, unpickled, pickled, keys, layout, "little")

@@ -34,7 +34,8 @@ class Arrival:
         address = self._take_memory(wanted, limits)
         columns = self._columns(address, parts or {})
         self.segments = self.layout.segments(*columns)
-        self._swaps = self._units(parts or {}) if contents.byteorder != sys.byteorder else {}
+        self.swapped = contents.byteorder != sys.byteorder
+        self._swaps = self._units() if self.swapped else {}
 
     def _take_memory(self, wanted, limits):
         """The address of each record, 0 where it is not wanted as a whole."""
@@ -66,7 +67,7 @@ class Arrival:
                 table.append((row, int(address[row]), nbytes - at))
         return np.array(table, dtype=np.int64).reshape(-1, 3).T.copy()
 
-    def _units(self, parts):
+    def _units(self):
         """{row: bytes that swap together}."""
         unpickled = self.contents.unpickled
         storages = with_bytes(roots_of(unpickled.storages))
@@ -103,10 +104,13 @@ class Arrival:
         crc = segments.crc[first:last]
         if last - first != end - begin:
             crc = self._joined(begin, end, first, last)
-        bad = np.flatnonzero(crc != segments.said[begin:end])
+        said = segments.said[begin:end]
+        if self.swapped:
+            said = said.byteswap()
+        bad = np.flatnonzero(crc != said)
         if len(bad):
             row = begin + int(bad[0])
-            actual, expected = int(crc[bad[0]]), int(segments.said[row])
+            actual, expected = int(crc[bad[0]]), int(said[bad[0]])
             raise ChecksumError(
                 f"{self.inlet.name}: {self.contents.records.names[row]} at byte {self._offset(row)}: CRC-32 is {actual:08x}, "
                 f"the sender says {expected:08x}; it was damaged on the way",
