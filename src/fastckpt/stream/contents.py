@@ -11,20 +11,19 @@ from ..records import Records
 class Contents:
     """A stream, read up to its storages; see LegacyContainer for what else it offers.
 
-    ``keys``: of the storages, by the order of the records; None for a record that is none.
+    ``names``: of the records, in their order; ``rows``: {key of a storage: row of its record}.
     """
 
     kind = "stream"
 
-    def __init__(self, inlet, unpickled, pickled, keys, layout, byteorder):
+    def __init__(self, inlet, unpickled, pickled, names, rows, layout, byteorder):
         self.source = self.inlet = inlet
         self.unpickled, self._pickle = unpickled, pickled
         self.layout, self.byteorder = layout, byteorder
         self.start = inlet.position
         self.always_data = False  # whatever weights_only says
-        names = [f"storage {key!r}" if key is not None else "a record" for key in keys]
-        self.records = Records(names, np.full(len(keys), -1), layout.nbytes)
-        self.rows = {key: row for row, key in enumerate(keys) if key is not None}
+        self.records = Records(names, np.full(len(names), -1), layout.nbytes)
+        self.rows = rows
 
     def locate(self, rows):
         """Nothing can be looked for in a stream."""

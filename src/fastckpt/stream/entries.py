@@ -1,5 +1,6 @@
 """torch's own streams (torch.distributed._serialization): a pickled table of records, then the records of a ZIP checkpoint."""
 
+import operator
 import pickletools
 import sys
 
@@ -68,9 +69,14 @@ def read(inlet, begin, limits, tolerant):
         limits=limits,
         tolerant=tolerant,
     )
-    keys = [key.removeprefix(STORAGES) if key.startswith(STORAGES) else None for key, _ in entries]
+    names = [key for key, _ in entries]
+    rows = {
+        name.removeprefix(STORAGES): row
+        for row, name in enumerate(names)
+        if name.startswith(STORAGES)
+    }
     layout = Layout([nbytes for _, nbytes in entries])
-    return Contents(inlet, unpickled, texts[PICKLE], keys, layout, byteorder)
+    return Contents(inlet, unpickled, texts[PICKLE], names, rows, layout, byteorder)
 
 
 def read_table(inlet, begin, limits):
@@ -119,7 +125,7 @@ def read_pickle(inlet, begin, limits):
         if at <= FIRST_ROW_NBYTES and not record_nbytes:
             record_nbytes = first_record_nbytes(data[:at])
         more = at + needed + record_nbytes - len(data)
-        bounded(inlet, len(data) + more, "the table of records", limits)
+        bounded(inlet, at + needed, "the table of records", limits)
         data += inlet.read(min(more, MOST_AHEAD), "the table of records")
 
 
@@ -129,7 +135,7 @@ def first_record_nbytes(data):
         for opcode, _, at in pickletools.genops(bytes(data)):
             if opcode.name == "BUILD":
                 rows = unpickle(data[: at + 1] + b"e.").obj  # as if it were the only one
-                return max(0, int(rows[0].state["length"]))
+                return max(0, operator.index(rows[0].state["length"]))
     except (CheckpointError, ValueError, TypeError, LookupError, AttributeError):
         pass  # it has not all arrived, or reading the table will say what is wrong
     return 0

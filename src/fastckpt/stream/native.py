@@ -77,11 +77,11 @@ def read(inlet, begin, limits, tolerant):
     unpickled = unpickle(
         pickled, pids=PIDS_ZIP, where=where, offset=offset, limits=limits, tolerant=tolerant
     )
-    keys = [str(i) for i in range(count)]
+    names = [str(i) for i in range(count)]  # which are the keys, too
+    rows = {key: row for row, key in enumerate(names)}
+    layout = Layout(nbytes, ALIGNMENT, with_sums)
     byteorder = "big" if header["flags"] & BIG_ENDIAN else "little"
-    return Contents(
-        inlet, unpickled, pickled, keys, Layout(nbytes, ALIGNMENT, with_sums), byteorder
-    )
+    return Contents(inlet, unpickled, pickled, names, rows, layout, byteorder)
 
 
 def read_header(inlet, begin):

@@ -115,8 +115,9 @@ def read(inlet, begin, limits):
     if sum([storage.nbytes for storage in storages]) > 1 << 62:
         raise error(inlet, "its tensors have sizes that cannot be")
     layout = Layout([storage.nbytes for storage in storages])
-    keys = [storage.key for storage in storages]
-    contents = Contents(inlet, unpickled, pickled, keys, layout, "little")
+    names = [storage.key for storage in storages]
+    rows = {key: row for row, key in enumerate(names)}
+    contents = Contents(inlet, unpickled, pickled, names, rows, layout, "little")
     contents.always_data = True
     return contents
 

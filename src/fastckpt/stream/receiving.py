@@ -29,7 +29,7 @@ class Arrival:
 
     def __init__(self, contents, wanted, parts=None, limits=None, tell=None):
         self.contents, self.inlet, self.layout = contents, contents.inlet, contents.layout
-        self.tell = tell
+        self.tell, self.received = tell, 0  # how many records are in memory, checked or not
         self.places = Places(len(contents.unpickled.storages))
         address = self._take_memory(wanted, limits)
         columns = self._columns(address, parts or {})
@@ -86,6 +86,7 @@ class Arrival:
         begin, first = 0, 0
         for end, last in zip(layout.ends.tolist(), segments.ends.tolist(), strict=True):
             self.inlet.receive(flow, last, self.name_of, self.tell)
+            self.received = end
             if layout.sums:
                 self._compare(begin, end, first, last - 1)
             if self._swaps:
@@ -96,7 +97,7 @@ class Arrival:
     def name_of(self, segment):
         """What a message calls a segment."""
         row = int(self.segments.records[segment]) if segment < len(self.segments.records) else -1
-        return self.contents.records.names[row] if row >= 0 else "the sums of a group of storages"
+        return f"record {self.contents.records.names[row]!r}" if row >= 0 else "the sums of a group"
 
     def _compare(self, begin, end, first, last):
         """Compare the sums of records with what the sender says; first and last are their segments."""
@@ -112,7 +113,7 @@ class Arrival:
             row = begin + int(bad[0])
             actual, expected = int(crc[bad[0]]), int(said[bad[0]])
             raise ChecksumError(
-                f"{self.inlet.name}: {self.contents.records.names[row]} at byte {self._offset(row)}: CRC-32 is {actual:08x}, "
+                f"{self.inlet.name}: record {self.contents.records.names[row]!r} at byte {self._offset(row)}: CRC-32 is {actual:08x}, "
                 f"the sender says {expected:08x}; it was damaged on the way",
                 path=self.inlet.name,
                 record=self.contents.records.names[row],

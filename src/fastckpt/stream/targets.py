@@ -61,19 +61,20 @@ class TargetReader(StreamReader):
 
     def __init__(self, contents, out, strict, **options):
         super().__init__(contents, "torch", "error", None, **options)
+        self.refuse(contents.unpickled.unknown)
         self.copies = plan_targets(contents, out, strict)
 
     def make(self, root, storages, tensors, limits):
         plan = TargetPlan(self.contents, self.copies)
         arrival = self.arrival(plan.wanted, plan.parts)
-        bridge, touched = self.empty_bridge(arrival.places), []
+        bridge = self.empty_bridge(arrival.places)
         with torch.no_grad():
             try:
                 for records in arrival.groups():
                     for row in records:
-                        plan.fill(row, bridge, touched)
+                        plan.fill(row, bridge)
             except ChecksumError as error:
-                raise overwritten(error, touched) from None
+                raise overwritten(error, plan.touched(arrival.received)) from None
             plan.fill_late()
         for copy in self.copies:
             torch.autograd.graph.increment_version(copy.target)
@@ -96,7 +97,7 @@ class TargetPlan:
     def __init__(self, contents, copies):
         unpickled = contents.unpickled
         self.rows, self.parts, self.first, self.late = contents.rows, {}, {}, []
-        self._direct, self._staged = {}, {}  # by row: copies
+        self._direct, self._staged, self._filled = {}, {}, []  # the first two by row
         for copy in copies:
             self.first.setdefault(copy.lazy.spec.index, copy)
         self._keep = self._kept(unpickled)  # indices of storages that the object needs as such
@@ -141,18 +142,24 @@ class TargetPlan:
         self.parts[row], self._direct[row] = parts, list(taken.values())
         return True
 
-    def fill(self, row, bridge, touched):
+    def fill(self, row, bridge):
         """A record has arrived: fill what has not been filled by that."""
-        touched += [copy.name for copy in self._direct.get(row, ())]
         if row not in self._staged:
             return
         storage, copies = self._staged[row]
         for copy in copies:
             copy.target.copy_(bridge.tensor(copy.lazy.spec))
-            touched.append(copy.name)
+            self._filled.append(copy.name)
         if storage.index not in self._keep:
             bridge.forget(storage.index)
             bridge.places.owners[storage.index] = None
+
+    def touched(self, count):
+        """The names of tensors that were overwritten when the first ``count`` records have arrived."""
+        direct = [
+            copy.name for row in sorted(self._direct) if row < count for copy in self._direct[row]
+        ]
+        return direct + self._filled
 
     def fill_late(self):
         """Tensors whose bytes went to the memory of others."""
