@@ -192,6 +192,12 @@ class TorchBridge:
             self.made[spec.index] = storage
         return storage
 
+    def forget(self, index):
+        """Let go of a storage, of which no tensor will be made any more."""
+        self.made.pop(index, None)
+        if self.first:
+            self.first[index] = None
+
     def make_storage(self, spec):
         if self.placement.reads_nothing or spec.location == "meta":
             storage = torch.UntypedStorage(spec.nbytes, device="meta")
@@ -214,7 +220,8 @@ class TorchBridge:
         """The tensors of many specs: in one native loop those that have a storage for themselves, as most have."""
         tensors = [None] * len(specs)
         if self.placement.keeps_cpu:
-            self.first = [None] * len(self.places.owners)
+            if not self.first:
+                self.first = [None] * len(self.places.owners)
             owners, everywhere = self.places.owners, self.placement.map_location == "cpu"
             tensors = make_tensors(
                 specs, owners, self.places.address, DLPACK, self.first, FROM_DLPACK, everywhere
