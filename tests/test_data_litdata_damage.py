@@ -47,7 +47,7 @@ def attempt(folder, **options):
 def is_from_collating(error):
     """Whether torch says that samples do not stack."""
     names = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
-    return "torch_collate" in names
+    return "default_collate" in names
 
 
 @pytest.mark.parametrize("envelope", ENVELOPES)

@@ -32,7 +32,8 @@ def write(obj, *, pickle_protocol=2, **_):
     """(bytes in front of the storages, Blocks of the storages, Layout) of an object."""
     from ..describing import describe
 
-    pickled, blocks = describe(obj, pickle_protocol)
+    described = describe(obj, pickle_protocol)
+    pickled, blocks = described.pickle, described.every_block()
     texts = {
         PICKLE: pickled,
         ".format_version": b"1",

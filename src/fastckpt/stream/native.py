@@ -36,7 +36,8 @@ def write(obj, *, crc32=True, pickle_protocol=2):
     """(bytes in front of the storages, Blocks of the storages, Layout) of an object."""
     from ..describing import describe
 
-    pickled, blocks = describe(obj, pickle_protocol)
+    described = describe(obj, pickle_protocol)
+    pickled, blocks = described.pickle, described.every_block()
     nbytes = [block.nbytes for block in blocks]
     return head_of(pickled, nbytes, crc32), blocks, Layout(nbytes, ALIGNMENT, crc32)
 
