@@ -316,6 +316,25 @@ def test_torch_agrees(name):
     assert report.torch_accepts == torch_takes(data), report.torch_reasons
 
 
+@pytest.mark.parametrize("name", [each.name.decode() for each in entries()])
+def test_a_record_that_is_marked_as_a_folder(name):
+    """torch reads nothing of it, and says so where it is no storage."""
+    data = bytearray(GOOD)
+    data[data.index(name.encode(), CENTRAL) - 46 + 38] |= 0x10
+    report = verified(bytes(data))
+    assert kinds(report.findings) == ["marked_as_folder"]
+    assert report.findings[0].record == name.removeprefix("archive/")
+    assert not report.torch_accepts
+    assert "marked as a folder" in report.torch_reasons[0]
+    assert fastckpt.load(bytes(data), framework="numpy")["weight"].tolist() == [1.0] * 100
+
+
+def test_folders_may_be_marked_as_folders():
+    data = bytearray(archive([*entries(), Entry("archive/data/", b"")]))
+    data[data.rindex(b"PK\1\2") + 38] |= 0x10
+    assert verified(bytes(data)).ok
+
+
 @pytest.mark.skipif(TORCH < (2, 13), reason="the list of a release")
 def test_names_that_torch_allows():
     from torch._weights_only_unpickler import _get_allowed_globals

@@ -28,6 +28,7 @@ REBUILD = """parameter parameter_with_state qtensor tensor tensor_v2 tensor_v3 s
     wrapper_subclass device_tensor_from_numpy device_tensor_from_cpu_tensor""".split()
 # torch writes them, and fails to read them: it has no bytes yet where it wants to look at some.
 LEGACY_REFUSED = {"torch.storage.UntypedStorage", "torch._utils._rebuild_nested_tensor"}
+ALIGNMENT_RECORD = ".storage_alignment"
 # Set on an entry of the directory, these make torch refuse to read it: encrypted, patch data, strong encryption.
 UNREADABLE = 0x0001 | 0x0020 | 0x0040
 
@@ -146,6 +147,9 @@ class _Archive:
         if problem := self.problem(PICKLE):
             yield problem
         names = [name for name in VERSION_RECORDS if self.row(name) is not None]
+        for name in (*names[:1], BYTEORDER_RECORD, ALIGNMENT_RECORD):
+            if self.row(name) in self.survey.marked:
+                yield self.problem(name)
         text = self.content(names[0]) if names else None
         version = None if text is None else parse_version(text)
         if version is None or not OLDEST_VERSION <= version <= NEWEST_VERSION:
@@ -154,7 +158,7 @@ class _Archive:
         text = self.content(BYTEORDER_RECORD)
         if text not in (None, b"little", b"big"):
             yield f"its byte order is {text[:20]!r}"
-        text = self.content(".storage_alignment")
+        text = self.content(ALIGNMENT_RECORD)
         if text is not None:
             try:
                 int(text)
@@ -182,6 +186,8 @@ class _Archive:
             return f"record {name!r} reaches over the end of the file"
         if self.survey.flags[row] & UNREADABLE or records.method[row] not in (STORED, DEFLATED):
             return f"record {name!r} is encrypted, or compressed in a way that torch cannot read"
+        if row in self.survey.marked:
+            return f"record {name!r} is marked as a folder, and torch would take whatever memory held for its content"
         return None
 
     def storage_problem(self, spec):
