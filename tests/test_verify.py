@@ -329,6 +329,34 @@ def test_a_record_that_is_marked_as_a_folder(name):
     assert fastckpt.load(bytes(data), framework="numpy")["weight"].tolist() == [1.0] * 100
 
 
+OTHER = craft({"other": tensor("1", 50)})
+OTHER_CASE = {
+    "data.pkl before": (archive([Entry("archive/Data.pkl", OTHER), *entries()]), "Data.pkl"),
+    "data.pkl behind": (archive([*entries(), Entry("archive/DATA.PKL", OTHER)]), "DATA.PKL"),
+    "a byte order alone": (archive([*entries(byteorder=None), Entry("archive/ByteOrder", b"big")]), "ByteOrder"),
+    "a version": (archive([*entries(), Entry("archive/Version", b"4")]), "Version"),
+    "a storage": (archive([*entries(), Entry("archive/Data/0", STORAGES[0])]), "Data/0"),
+    "the folder": (archive([*entries(), Entry("Archive/version", b"4")]), "Archive/version"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHER_CASE)
+def test_names_in_another_case(name):
+    """torch takes one for the other."""
+    data, record = OTHER_CASE[name]
+    report = verified(data)
+    assert [each.record for each in report.findings] == [record]
+    assert kinds(report.findings) == ["name_in_other_case"]
+    assert any("without case" in reason for reason in report.torch_reasons)
+
+
+def test_what_is_not_used_may_have_a_name_in_another_case():
+    others = [Entry("archive/" + name, b"1") for name in ("code/a", "code/A", "Data.p\u212al")]
+    report = verified(archive([*entries(), *others]))
+    assert report.ok
+    assert report.torch_accepts
+
+
 def test_folders_may_be_marked_as_folders():
     data = bytearray(archive([*entries(), Entry("archive/data/", b"")]))
     data[data.rindex(b"PK\1\2") + 38] |= 0x10

@@ -15,6 +15,7 @@ from .containers.zip import (
     TORCHSCRIPT_RECORD,
     VERSION_RECORDS,
     RecordNames,
+    folded,
     parse_version,
 )
 from .dtypes import CODE_BY_STORAGE, DTYPES, QUANTIZED, SUB_BYTE_NAMES
@@ -115,7 +116,7 @@ class _Archive:
         self.names = names
         folder, slash, _ = names[0].partition("/")
         self.root = folder + slash if slash else None
-        self.rows = {name.lower(): row for row, name in enumerate(names)}
+        self.rows = {folded(name): row for row, name in enumerate(names)}
         self.local_row = {int(row): i for i, row in enumerate(survey.good)}
 
     def container_reasons(self):
@@ -166,7 +167,7 @@ class _Archive:
                 yield f"its storage alignment is {text[:20]!r}, which is no number"
 
     def row(self, name):
-        return self.rows.get((self.root + name).lower())
+        return self.rows.get(folded(self.root + name))
 
     def content(self, name):
         row = self.row(name)

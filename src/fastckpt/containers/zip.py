@@ -314,6 +314,11 @@ class RecordNames(Sequence):
         return bytes(self._text[at + self._skip : at + nbytes]).decode("utf-8", "surrogateescape")
 
 
+def folded(name):
+    """A name as torch compares it: its ASCII letters small."""
+    return name.encode("utf-8", "surrogateescape").lower()
+
+
 class RecordIndex(Mapping):
     """Name -> row of every record, over the dict of storages and the dict of the others."""
 
