@@ -329,6 +329,21 @@ def test_a_record_that_is_marked_as_a_folder(name):
     assert fastckpt.load(bytes(data), framework="numpy")["weight"].tolist() == [1.0] * 100
 
 
+@pytest.mark.parametrize(
+    ("tag", "known"),
+    [("cpu", True), ("meta", True), ("cuda:1", True), ("mps", True), ("npu:0", True),
+     ("cqu", False), ("CPU", False), ("cpu:0", False), ("cudax", False), ("", False)],
+)  # fmt: skip
+def test_devices_that_torch_does_not_know(tag, known):
+    tagged = b"X" + struct.pack("<I", len(tag)) + tag.encode()
+    data = archive(entries(data__pkl=craft(OBJECT).replace(b"X\3\0\0\0cpu", tagged)))
+    report = verified(data)
+    assert report.ok
+    assert report.torch_accepts == known
+    if tag in ("cpu", "meta") or not known:
+        assert torch_takes(data) == known
+
+
 OTHER = craft({"other": tensor("1", 50)})
 OTHER_CASE = {
     "data.pkl before": (archive([Entry("archive/Data.pkl", OTHER), *entries()]), "Data.pkl"),

@@ -3,6 +3,8 @@
 What is asked is what torch checks, which is less than what is right: it looks at no CRC-32. Where devices are is left out.
 """
 
+import re
+
 from ._stack import opcodes_of
 from ._zip import HEADER, OK
 from .containers._zip_end import COMMENT_REACH
@@ -29,6 +31,10 @@ REBUILD = """parameter parameter_with_state qtensor tensor tensor_v2 tensor_v3 s
     wrapper_subclass device_tensor_from_numpy device_tensor_from_cpu_tensor""".split()
 # torch writes them, and fails to read them: it has no bytes yet where it wants to look at some.
 LEGACY_REFUSED = {"torch.storage.UntypedStorage", "torch._utils._rebuild_nested_tensor"}
+# Where torch can put a storage: on its own devices, and on those that others are known to add to it.
+LOCATION = re.compile(
+    r"cpu|meta|mps.*|(cuda|xpu|hpu|mtia|xla|privateuseone|npu|mlu|musa)((:|[0-9]).*)?", re.DOTALL
+)
 ALIGNMENT_RECORD = ".storage_alignment"
 # Set on an entry of the directory, these make torch refuse to read it: encrypted, patch data, strong encryption.
 UNREADABLE = 0x0001 | 0x0020 | 0x0040
@@ -69,6 +75,9 @@ def pickle_reasons(unpickled, data):
         yield f"the pickle names {shortened(names)}"
     if others := sorted(set(opcodes_of(data)) - set(OPCODES)):
         yield f"the pickle has opcodes that are not allowed: {', '.join(f'{op:#04x}' for op in others)}"
+    locations = {spec.location for spec in unpickled.storages}
+    if nowhere := sorted(each for each in locations if not LOCATION.fullmatch(each)):
+        yield f"storages are tagged with devices that are not known: {shortened([repr(each[:40]) for each in nowhere])}"
     if unpickled.undecodable is not None:
         yield f"the pickle has a Python 2 string that is not UTF-8: {unpickled.undecodable[:40]!r}"
 
