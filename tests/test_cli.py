@@ -127,6 +127,38 @@ def test_info(run, model):
 
 
 @pytest.mark.parametrize(
+    "metadata", [[1, 2], [None], [["a"]], [], ["a"], {"a": [True]}, "\ud800\n", 0, 1.5, False],
+    ids=repr,
+)  # fmt: skip
+def test_info_of_any_metadata(run, tmp_path, metadata):
+    path = tmp_path / "model.pt"
+    fastckpt.save(1, path, metadata=metadata)
+    status, out, _ = run("info", path)
+    assert status == 0
+    line = next(line for line in out.splitlines() if line.startswith("metadata"))
+    assert line.split(maxsplit=1)[1] == printable(json.dumps(metadata, ensure_ascii=False))
+    assert json.loads(run("info", "--json", path)[1])["metadata"] == metadata
+
+
+def test_info_of_numbers_that_json_has_not(run, tmp_path):
+    path = tmp_path / "model.pt"
+    path.write_bytes(archive(checkpoint(metadata__json=b'{"a": NaN}')))
+    assert json.loads(run("info", "--json", path)[1])["metadata"] is None
+
+
+@pytest.mark.parametrize("depth", [100, 900])
+def test_info_of_deep_metadata(run, tmp_path, depth):
+    """Shown or refused in one line, whatever depth Python still takes."""
+    path = tmp_path / "model.pt"
+    path.write_bytes(archive(checkpoint(metadata__json=b"[" * depth + b"]" * depth)))
+    for options in ([], ["--json"]):
+        status, out, err = run("info", *options, path)
+        assert "Traceback" not in err
+        assert err.count("\n") == status
+        assert str(path) in out + err
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [("always [madvise] never\n", "madvise"), ("[always] madvise never\n", "always"), ("", "never"), (None, "never")],
 )  # fmt: skip

@@ -141,7 +141,10 @@ def tell_info(path):
     with public("open")(path) as checkpoint:
         info = checkpoint.info
     width = max(map(len, info))
-    lines = [f"{key:{width}}  {shown(value)}" for key, value in info.items()]
+    # What a writer had to say may be any JSON, and is shown as such.
+    if (told := info["metadata"]) is not None:
+        told = json.dumps(told, ensure_ascii=False)
+    lines = [f"{key:{width}}  {shown(value)}" for key, value in (info | {"metadata": told}).items()]
     return Listing(info, "\n".join(lines))
 
 
@@ -162,30 +165,36 @@ def each(paths, options, report_on):
     for path in paths:
         try:
             report = report_on(path)
+            text = as_json(report.as_dict()) if options.json else printable(str(report), keep="\n")
         except (ValueError, OSError, RecursionError, ImportError) as error:
             if isinstance(error, BrokenPipeError) or options.debug:
                 raise
             status = BAD
             message = reason(error, path)
             say(message)
-            printed.append({"name": path, "ok": False, "error": message})
+            printed.append(as_json({"name": path, "ok": False, "error": message}))
             continue
         status = max(status, OK if report.ok else BAD)
         if options.json:
-            printed.append(report.as_dict())
+            printed.append(text)
         else:
-            print(printable(str(report), keep="\n"))
+            print(text)
     if options.json:
-        found = printed[0] if len(paths) == 1 else printed
-        print(json.dumps(found, indent=2))
+        print(printed[0] if len(paths) == 1 else "[\n" + ",\n".join(printed) + "\n]")
     return status
+
+
+def as_json(value):
+    return json.dumps(value, indent=2, allow_nan=False)
 
 
 def reason(error, path):
     """An error in one line."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename or path}: {error.strerror}"
-    return " ".join(str(error).split("\n"))
+    message = " ".join(str(error).split("\n"))
+    # Python names no file when something in it is nested too deep.
+    return f"{path}: {message}" if isinstance(error, RecursionError) else message
 
 
 def say(message):
