@@ -215,8 +215,9 @@ def test_progress(run, model, monkeypatch):
         (["ls", "{nowhere}"], "nowhere: No such file"),
         (["info", "{folder}"], "Is a directory"),
         (["verify", "--threads", "1", "{pointer}", "{nowhere}"], "git-lfs pointer"),
+        (["verify", "--threads", "2147483648", "{pointer}"], "git-lfs pointer"),
     ],
-    ids=["no checkpoint", "no file", "a folder", "two"],
+    ids=["no checkpoint", "no file", "a folder", "two", "many threads"],
 )
 def test_errors_are_one_line_each(run, tmp_path, arguments, words):
     (tmp_path / "pointer").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\n")
@@ -330,6 +331,39 @@ def test_a_reader_that_has_enough(tmp_path):
         err = process.stderr.read()
     assert process.wait(timeout=60) == 128 + signal.SIGPIPE
     assert err == ""
+
+
+@pytest.mark.parametrize("arguments", [["ls"], ["verify", "--json"]], ids=" ".join)
+@pytest.mark.parametrize(
+    ("redirection", "words"), [(">&-", "Bad file descriptor"), (">/dev/full", "No space left on device")]
+)  # fmt: skip
+def test_an_output_that_takes_nothing(model, arguments, redirection, words):
+    status, out, err = finished(shell(redirection, *arguments, model))
+    assert (status, out) == (1, "")
+    assert err == f"python -m fastckpt: standard output: {words}\n"
+
+
+@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
+def test_errors_that_nobody_takes(tmp_path, redirection):
+    assert finished(shell(redirection, "ls", tmp_path / "nowhere")) == (1, "", "")
+
+
+def shell(redirection, *arguments):
+    """The command line with some of its files elsewhere."""
+    line = f'exec "$@" {redirection}'
+    return subprocess.Popen(
+        ["sh", "-c", line, "sh", sys.executable, "-m", "fastckpt", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(SOURCES)},
+    )
+
+
+def test_salvage_to_no_name(run, damaged):
+    status, out, err = run("salvage", damaged, "")
+    assert (status, out) == (1, "")
+    assert err.endswith(": '': No such file or directory\n")
 
 
 def test_ctrl_c(tmp_path):

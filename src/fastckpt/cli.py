@@ -4,6 +4,8 @@ Data goes to stdout, words to stderr. Exit status: 0 all is well, 1 a file is da
 """
 
 import argparse
+import contextlib
+import errno
 import json
 import os
 import signal
@@ -21,15 +23,14 @@ def main(arguments: list[str] | None = None) -> int:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        status = options.command(options)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever reads has enough, as head has. What is still buffered must not fail again when Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return options.command(options)
+    except BrokenPipeError:  # whoever reads has enough, as head has
         return 128 + signal.SIGPIPE
+    except Unwritten as error:
+        say(f"standard output: {error}")
+        return BAD
     except KeyboardInterrupt:
         return INTERRUPTED
-    return status
 
 
 def parser():
@@ -178,9 +179,9 @@ def each(paths, options, report_on):
         if options.json:
             printed.append(text)
         else:
-            print(text)
+            put(text)
     if options.json:
-        print(printed[0] if len(paths) == 1 else "[\n" + ",\n".join(printed) + "\n]")
+        put(printed[0] if len(paths) == 1 else "[\n" + ",\n".join(printed) + "\n]")
     return status
 
 
@@ -191,11 +192,33 @@ def as_json(value):
 def reason(error, path):
     """An error in one line."""
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename or path}: {error.strerror}"
+        name = path if error.filename is None else error.filename
+        return f"{name or repr(name)}: {error.strerror}"
     message = " ".join(str(error).split("\n"))
     # Python names no file when something in it is nested too deep.
     return f"{path}: {message}" if isinstance(error, RecursionError) else message
 
 
+class Unwritten(Exception):
+    """Standard output does not take what is printed."""
+
+
+def put(text):
+    """Print to standard output, at once. Raises BrokenPipeError, Unwritten."""
+    if sys.stdout is None:  # it was closed when we were started
+        raise Unwritten(os.strerror(errno.EBADF))
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        # What is still buffered must not fail again when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise Unwritten(error.strerror) from None
+
+
 def say(message):
-    print(printable(f"{program()}: {message}"), file=sys.stderr)
+    """Print a line to standard error, if there is one that takes it."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            print(printable(f"{program()}: {message}"), file=sys.stderr, flush=True)
