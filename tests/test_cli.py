@@ -346,6 +346,7 @@ def test_an_output_that_takes_nothing(model, arguments, redirection, words):
 @pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
 def test_errors_that_nobody_takes(tmp_path, redirection):
     assert finished(shell(redirection, "ls", tmp_path / "nowhere")) == (1, "", "")
+    assert finished(shell(redirection, "ls"))[:2] == (2, "")
 
 
 def shell(redirection, *arguments):

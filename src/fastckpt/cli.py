@@ -19,6 +19,8 @@ OK, BAD, INTERRUPTED = 0, 1, 128 + signal.SIGINT
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; the exit status."""
+    if sys.stderr is None:  # closed; argparse would print its errors to standard output
+        sys.stderr = open(os.devnull, "w")
     options = parser().parse_args(arguments)
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -218,7 +220,6 @@ def put(text):
 
 
 def say(message):
-    """Print a line to standard error, if there is one that takes it."""
-    if sys.stderr is not None:
-        with contextlib.suppress(OSError):
-            print(printable(f"{program()}: {message}"), file=sys.stderr, flush=True)
+    """Print a line to standard error, if that takes it."""
+    with contextlib.suppress(OSError):
+        print(printable(f"{program()}: {message}"), file=sys.stderr, flush=True)
