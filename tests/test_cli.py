@@ -105,6 +105,22 @@ def test_ls_of_what_has_no_one_place(run, name):
     assert any(line.endswith("-") for line in out.splitlines())
 
 
+@pytest.mark.parametrize("name", ["ls", "info"])
+def test_several_files(run, model, tmp_path, name):
+    other = tmp_path / "other.pt"
+    fastckpt.save({"other": torch.ones(2)}, other)
+    nowhere = tmp_path / "nowhere"
+    status, out, err = run(name, model, nowhere, other)
+    assert (status, err.count("\n")) == (1, 1)
+    assert out == "".join(f"{path}:\n{run(name, path)[1]}\n" for path in (model, other))
+    status, out, _ = run(name, "--json", model, nowhere, other)
+    found = json.loads(out)
+    assert [each["name"] for each in found] == [str(model), str(nowhere), str(other)]
+    assert "No such file" in found[1]["error"]
+    alone = json.loads(run(name, "--json", other)[1])
+    assert found[2] == ({"name": str(other), "tensors": alone} if name == "ls" else alone)
+
+
 def test_ls_of_a_file_that_lacks_a_storage(run, tmp_path, model):
     path = tmp_path / "other.pt"
     path.write_bytes(model.read_bytes().replace(b"model/data/0", b"model/data/9"))
@@ -238,7 +254,7 @@ def test_debug_shows_where(run, tmp_path):
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["list"], ["ls"], ["ls", "a", "b"], ["verify"], ["verify", "--threads", "0", "a"], ["salvage", "a"], ["ls", "--no", "a"]],
+    [[], ["list"], ["ls"], ["verify"], ["verify", "--threads", "0", "a"], ["salvage", "a"], ["ls", "--no", "a"]],
     ids=" ".join,
 )  # fmt: skip
 def test_wrong_usage(run, arguments):

@@ -20,7 +20,7 @@ OK, BAD, INTERRUPTED = 0, 1, 128 + signal.SIGINT
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; the exit status."""
     if sys.stderr is None:  # closed; argparse would print its errors to standard output
-        sys.stderr = open(os.devnull, "w")
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     options = parser().parse_args(arguments)
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -52,10 +52,10 @@ def parser():
         made.set_defaults(command=function)
         return made
 
-    ls = command("ls", run_ls, "List the tensors of a checkpoint.")
-    ls.add_argument("file", metavar="FILE")
-    info = command("info", run_info, "Say what a checkpoint is.")
-    info.add_argument("file", metavar="FILE")
+    ls = command("ls", run_ls, "List the tensors of checkpoints.")
+    ls.add_argument("files", metavar="FILE", nargs="+")
+    info = command("info", run_info, "Say what checkpoints are.")
+    info.add_argument("files", metavar="FILE", nargs="+")
     verify = command("verify", run_verify, "Read files whole and compare every checksum.")
     verify.add_argument("files", metavar="FILE", nargs="+")
     verify.add_argument("--threads", type=positive, metavar="N", help="how many threads read")
@@ -96,11 +96,25 @@ def public(name):
 
 
 def run_ls(options):
-    return each([options.file], options, list_tensors)
+    return each(options.files, options, headed(list_tensors, options.files))
 
 
 def run_info(options):
-    return each([options.file], options, tell_info)
+    return each(options.files, options, headed(tell_info, options.files))
+
+
+def headed(list_one, paths):
+    """What lists one file, made to put its name above the text where there are several."""
+
+    def listing(path):
+        found = list_one(path)
+        if len(paths) > 1:
+            found.text = f"{printable(path)}:\n{found.text}\n"
+            if isinstance(found.value, list):  # rows, which do not say whose they are
+                found.value = {"name": path, "tensors": found.value}
+        return found
+
+    return listing
 
 
 def run_verify(options):
