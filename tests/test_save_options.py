@@ -275,7 +275,9 @@ def test_metadata_that_json_cannot_say(metadata, error, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", [b"{", b"\xff", b"[" * 100_000, b""], ids=["cut", "latin", "deep", "empty"]
+    "text",
+    [b"{", b"\xff", b"[" * 100_000, b"", b"NaN", b'{"a": -Infinity}', b"[1e999]", b"9" * 5000],
+    ids=["cut", "latin", "deep", "empty", "nan", "infinity", "too large", "too many digits"],
 )
 def test_a_metadata_record_of_somebody_elses(text, tmp_path):
     path = tmp_path / "model.pt"

@@ -323,6 +323,12 @@ def open_path(path, offset, nbytes):
     return MemorySource(data, name, offset, nbytes)
 
 
+def check_descriptor(fd):
+    """Raise OSError for a number that no descriptor can be."""
+    if not 0 <= fd < 1 << 31:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF), f"<descriptor {fd}>")
+
+
 def open_source(f, offset=0, nbytes=None):
     """Turn ``f`` into a Source.
 
@@ -335,6 +341,7 @@ def open_source(f, offset=0, nbytes=None):
     if isinstance(f, (str, os.PathLike)) or type(f) is bytes and is_path(f):
         return open_path(os.fspath(f), offset, nbytes)
     if isinstance(f, int) and not isinstance(f, bool):
+        check_descriptor(f)
         if not stat.S_ISREG(os.fstat(f).st_mode):
             raise OSError(
                 errno.ESPIPE,

@@ -41,8 +41,8 @@ class VerifyReport:
 
     ``records``: every record, in the order of the directory, then those that are missing. ``findings``: what is wrong; ``ok`` is
     that there are none. ``notes``: what is legal and worth knowing. ``torch_accepts``: whether torch.load(weights_only=True) of
-    torch 2.13 would take the file, which checks no checksum; ``torch_reasons`` says why not. ``unreached_nbytes``: bytes of
-    storages that no tensor reaches, counted from each tensor's first element to its last.
+    torch 2.13 would take the file, which checks no checksum, and read the records that are meant; ``torch_reasons`` says why not.
+    ``unreached_nbytes``: bytes of storages that no tensor reaches, counted from each tensor's first element to its last.
     """
 
     name: str

@@ -84,7 +84,7 @@ class TargetReader(StreamReader):
             made[spec.index] = tensor
         for index, copy in plan.first.items():
             made[index] = copy.target
-        return substitute(root, bridge, made, limits.object_depth)
+        return substitute(root, bridge, made, limits)
 
 
 class TargetPlan:
