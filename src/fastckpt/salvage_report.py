@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .findings import Finding
+from .terminal import in_lines
 
 SHOWN = 20  # names in the text of a report
 CONTRADICTION = "contradiction"  # the kind of a finding: two places of the file disagree about a record that is kept
@@ -53,4 +54,4 @@ class SalvageReport:
             lines.append(f"  and {len(self.lost) - SHOWN} more")
         told = set(self.lost.values())
         lines += [f"  {finding}" for finding in self.findings if finding.message not in told]
-        return "\n".join(lines)
+        return in_lines(lines)
