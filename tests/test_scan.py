@@ -31,6 +31,9 @@ TEXT = emit(MARKER)
 MKDIR = Call(Name("os mkdir"), (MARKER,))
 PAYLOAD = craft(MKDIR)
 PARTIAL = Call(Name("functools partial"), (Name("os mkdir"), MARKER))
+TAG, INTS = Name("torch.jit._pickle restore_type_tag"), Name("torch.jit._pickle build_intlist")
+SCALAR = Name("numpy.core.multiarray scalar")
+FROM_TYPE = Name("torch._tensor _rebuild_from_type_v2")
 IMPORTED = Call(Name("builtins __import__"), ("os",))
 
 
@@ -129,6 +132,41 @@ USES = {
         craft(Raw(emit(Name("sys modules")) + emit("os") + b"Ns")),
         "dangerous",
         "SETITEM changes sys.modules itself",
+    ),
+    "BUILD on what a function gives back": (
+        craft(Raw(emit(Call(TAG, (Name("torch Tensor"), "x"))) + emit({"__len__": 1}) + b"b")),
+        "dangerous",
+        "BUILD changes torch.Tensor itself: {'__len__': 1}",
+    ),
+    "BUILD on what functions give back to each other": (
+        craft(Raw(emit(Call(TAG, (Call(INTS, (Call(SCALAR, (None, Name("torch Tensor"))),)), "x"))) + emit({"__len__": 1}) + b"b")),
+        "dangerous",
+        "BUILD changes torch.Tensor itself",
+    ),
+    "BUILD on what is called by another": (
+        craft(Raw(emit(Call(FROM_TYPE, (TAG, Name("torch Tensor"), (Name("torch Size"), "x"), None))) + emit({"__len__": 1}) + b"b")),
+        "dangerous",
+        "BUILD changes torch.Size itself",
+    ),
+    "a state for what is called by another": (
+        craft(Call(FROM_TYPE, (TAG, Name("torch Tensor"), (Name("torch Size"), "x"), {"__len__": 1}))),
+        "dangerous",
+        "REDUCE changes torch.Size itself",
+    ),
+    "BUILD on what computed arguments give back": (
+        craft(Raw(emit(TAG) + emit(Call(Name("builtins tuple"), ([Name("torch Tensor"), "x"],))) + b"R" + emit({"__len__": 1}) + b"b")),
+        "unknown",
+        "BUILD changes what cannot be told",
+    ),
+    "BUILD on what is given back over and over": (
+        craft(Raw(emit(Name("torch Tensor")) + (b"q\x00" + b"0" + emit(TAG) + b"h\x00N\x86R") * 40 + emit({"__len__": 1}) + b"b")),
+        "unknown",
+        "BUILD changes what cannot be told",
+    ),
+    "APPENDS on what is given back": (
+        craft(Raw(emit(Call(TAG, (Name("torch Tensor"), "x"))) + b"(K\1K\2e")),
+        "dangerous",
+        "APPENDS changes torch.Tensor itself",
     ),
     "SETITEM on a tensor": (
         craft(Raw(emit(Call(Name("torch._utils _rebuild_tensor_v2"), (storage("FloatStorage", "0", 1), 0, (1,), (1,), False, {}))) + b"K\0K\1s")),
