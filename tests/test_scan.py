@@ -403,6 +403,52 @@ def test_records_that_cannot_be_read(record):
     assert "is encrypted" in report.findings[1].message
 
 
+def behind_each_other(hidden, seen=()):
+    """An archive at byte 0, and one behind it that alone has a directory."""
+    start = archive(hidden)
+    return archive([*checkpoint(), *seen], before=start[: start.index(b"PK\1\2")])
+
+
+UNLISTED = {
+    "an archive in front": behind_each_other([Entry("archive/data.pkl", PAYLOAD)]),
+    "an archive in front, far off": behind_each_other(
+        [Entry("archive/data.pkl", PAYLOAD)], [Entry("archive/data/9", bytes(1 << 17))]
+    ),
+    "an archive behind": archive(checkpoint(), behind=archive([Entry("x.pkl", PAYLOAD)])[:-30]),
+    "a record between directory and end": archive(
+        checkpoint(), gap=archive([Entry("x.pkl", PAYLOAD)])[:90]
+    ),
+}
+
+
+@pytest.mark.parametrize("place", UNLISTED)
+def test_records_that_no_directory_lists(place):
+    report = fastckpt.scan(UNLISTED[place])
+    assert not report.ok
+    assert "is in no directory: it was not looked at" in str(report)
+
+
+HIDING = Entry("archive/data/9", bytes(16) + PAYLOAD, nbytes=16, stored=16)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [archive([HIDING, *checkpoint()]), archive(checkpoint(), gap=PAYLOAD)],
+    ids=["between records", "behind the directory"],
+)
+def test_pickles_that_belong_to_no_record(data):
+    assert fastckpt.scan(data).rating == "dangerous"
+
+
+def test_descriptors_are_no_gaps():
+    torch.save({"w": torch.ones(3)}, out := io.BytesIO())
+    streamed = [Entry(e.name, e.data, flags=0x808, descriptor=True) for e in checkpoint()]
+    for data in (out.getvalue(), archive(streamed)):
+        report = fastckpt.scan(data)
+        assert report.ok
+        assert not report.notes
+
+
 def test_bytes_behind_are_noted():
     for data in (
         torch_file(craft({}) + b"\0" * 9),
