@@ -287,11 +287,11 @@ class ZipSurvey:
         # Whatever a bad record really is, it is the one that lies there.
         bad = np.array([int(row) in self.bad for row in self.good], dtype=bool)
         stop = np.where(bad, limit, stop)
-        order = np.argsort(header, kind="stable")
-        begins = np.append(header[order], self.end.directory)
-        ends = np.maximum.accumulate(np.insert(stop[order], 0, 0))
-        for i in np.flatnonzero(begins > ends):
-            self._unclaimed(int(ends[i]), int(begins[i]))
+        directory = self.end.directory
+        for begin, end in local_headers.gaps(
+            np.append(header, directory), np.append(stop, directory)
+        ):
+            self._unclaimed(begin, end)
 
     def _unclaimed(self, begin, end):
         self._find(

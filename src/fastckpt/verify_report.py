@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .findings import Finding
+from .terminal import in_lines
 
 OK = "ok"  # its CRC-32 is the one that the file gives
 NOT_CHECKED = "not checked"  # the writer stored no CRC-32
@@ -89,7 +90,7 @@ class VerifyReport:
         lines += [
             f"  torch.load(weights_only=True) refuses it: {reason}" for reason in self.torch_reasons
         ]
-        return "\n".join(lines)
+        return in_lines(lines)
 
 
 def _lines(findings):
