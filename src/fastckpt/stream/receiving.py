@@ -226,7 +226,7 @@ class Maker:
 
     def __init__(self, bridge, unpickled, limits):
         self.bridge, self.made = bridge, [None] * len(unpickled.tensors)
-        self.max_depth = limits.object_depth
+        self.limits = limits
 
     def make(self, named):
         """Yields (name, tensor) for (name, leaf)."""
@@ -238,6 +238,6 @@ class Maker:
             tensors = specs_in(leaves)[1]
             for spec, tensor in zip(tensors, self.bridge.tensors(tensors), strict=True):
                 self.made[spec.index] = tensor
-            yield name, substitute(leaves, self.bridge, self.made, self.max_depth)[0]
+            yield name, substitute(leaves, self.bridge, self.made, self.limits)[0]
             for spec in tensors:
                 self.made[spec.index] = None
