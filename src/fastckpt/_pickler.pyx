@@ -77,8 +77,8 @@ cdef enum:
 cdef class Pickler:
     """Pickles one object.
 
-    ``describers`` maps exact types to callables that turn an object into a row (see save_tensor), or into None where it is
-    to be pickled like any other. ``persistent_id`` is asked for objects that are no plain value. ``foreign`` has the
+    ``describers`` maps exact types to callables that turn an object into a row (see save_tensor), or into None where it
+    is to be pickled like any other. ``persistent_id`` is asked for objects that are no plain value. ``foreign`` has the
     (module, name) of classes that stand for those of another program, which need not be here.
     """
 
@@ -534,8 +534,8 @@ cdef tuple resolve(object obj, str module, str name):
 def dump(obj, protocol=2, dict describers=None, persistent_id=None, dict foreign=None):
     """The pickle of an object, as bytes.
 
-    ``describers``, ``persistent_id`` and ``foreign`` are those of Pickler. Raises PicklingError, and what an object's own
-    ``__reduce_ex__`` raises, as Python's pickler does; RecursionError where nesting is too deep for that.
+    ``describers``, ``persistent_id`` and ``foreign`` are those of Pickler. Raises PicklingError, and what an object's
+    own ``__reduce_ex__`` raises, as Python's pickler does; RecursionError where nesting is too deep for that.
     """
     protocol = operator.index(protocol)
     if not 2 <= protocol <= pickle.HIGHEST_PROTOCOL:
