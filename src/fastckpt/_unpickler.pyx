@@ -361,7 +361,8 @@ cdef class Machine(Stack):
                 return self.unnamed("a computed name", (module, name))
             raise FormatError(f"a class is named by {short(module)} and {short(name)}, two strings are expected")
         # Whoever observes is told of it first, and looks at its beginning.
-        if PyUnicode_GET_LENGTH(module) + PyUnicode_GET_LENGTH(name) > MAX_NAME and not (self.symbolic or self.observe is not None):
+        bounded = not self.symbolic and self.observe is None
+        if bounded and PyUnicode_GET_LENGTH(module) + PyUnicode_GET_LENGTH(name) > MAX_NAME:
             raise FormatError(f"a class is named by more than {MAX_NAME} characters")
         key = (module, name)
         found = self.globals_.get(key)
