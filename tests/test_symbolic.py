@@ -125,7 +125,7 @@ def test_events():
 def test_names_are_not_copied(mode):
     """Neither the name of a result of a result, nor a long one that is called often."""
     chain = b"cos\nf\n" + b")R" * 20_000 + b"."
-    often = b"c" + b"o" * 100_000 + b"\nf\nq\0" + b"h\0)R" * 2_000 + b"."
+    often = b"c" + b"o" * 60_000 + b"\nf\nq\0" + b"h\0)R" * 2_000 + b"."
     for data in (chain, often):
         tracemalloc.start()
         try:

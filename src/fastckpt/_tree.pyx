@@ -404,7 +404,7 @@ def named_tensors(root):
 
 
 def leaves(root, set seen):
-    """The leaves alone, without paths, and those in keys; ``seen``: the ids of containers that were walked before."""
+    """The leaves alone, without their paths, and those in keys; ``seen`` are ids of containers walked before."""
     cdef list found = [], todo = [root]
     while todo:
         value = todo.pop()

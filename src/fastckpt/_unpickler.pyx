@@ -229,9 +229,9 @@ cdef class Machine(Stack):
         elif opcode[:6] == "APPEND" and not built and not held.pairs and not held.later:
             held.items.extend(values)
         elif opcode[:7] == "SETITEM" and not built and not held.later:
-            for key in values[::2]:
-                self.check_key(key)
             try:
+                for key in values[::2]:
+                    self.check_key(key)
                 held.pairs.update(dict(zip(values[::2], values[1::2])))
             except TypeError:  # a key that cannot be hashed; the class may not ask for it
                 self.add_later(held, opcode, values)
@@ -360,7 +360,9 @@ cdef class Machine(Stack):
             if self.symbolic and (isinstance(module, Opaque) or isinstance(name, Opaque)):
                 return self.unnamed("a computed name", (module, name))
             raise FormatError(f"a class is named by {short(module)} and {short(name)}, two strings are expected")
-        if PyUnicode_GET_LENGTH(module) + PyUnicode_GET_LENGTH(name) > MAX_NAME:
+        # Whoever observes is told of it first, and looks at its beginning.
+        bounded = not self.symbolic and self.observe is None
+        if bounded and PyUnicode_GET_LENGTH(module) + PyUnicode_GET_LENGTH(name) > MAX_NAME:
             raise FormatError(f"a class is named by more than {MAX_NAME} characters")
         key = (module, name)
         found = self.globals_.get(key)
