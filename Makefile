@@ -21,10 +21,13 @@ READY := $(VENV)/.ready-torch-$(TORCH)
 # cython-lint starts pycodestyle by name
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help demo test test-slow sanitize build lint format stubs dist fuzz fuzz-coverage bench bench-html bench-check clean torch-version
+TARGETS := demo test test-slow sanitize sanitize-threads build lint format stubs dist fuzz fuzz-coverage bench bench-html \
+    bench-check clean
+
+.PHONY: help torch-version $(TARGETS)
 
 help:
-	@echo "demo test test-slow sanitize build lint format stubs dist fuzz fuzz-coverage bench bench-html bench-check clean"
+	@echo "$(TARGETS)"
 
 demo: build
 	$(PY) scripts/demo.py $(ARGS)
@@ -40,6 +43,10 @@ test-slow: build
 sanitize: $(READY)
 	$(PY) scripts/sanitize.py -m pytest --ignore=tests/test_packaging.py --ignore=tests/test_vendoring.py \
 	    --ignore=tests/test_asv.py $(ARGS)
+
+# The tests of many threads over modules with the sanitizer of data races, which does not survive a fork.
+sanitize-threads: $(READY)
+	$(PY) scripts/sanitize.py --threads -m pytest tests/test_hammer.py -k "not fork" $(ARGS)
 
 build: $(READY)
 	$(PY) -m fastckpt.build

@@ -1,6 +1,7 @@
 """Eight threads start together on one thing, again and again; each checks all that it gets. No test waits for a time."""
 
 import os
+import signal
 import threading
 
 import numpy as np
@@ -221,6 +222,53 @@ def test_fork_while_others_read(path):
 
         together(fork, *[lambda seed=seed: read(seed) for seed in range(THREADS - 1)])
     assert statuses == [0] * 6
+
+
+class Waiting(Slow):
+    """A file object whose reads can be made to wait."""
+
+    def __init__(self, data):
+        super().__init__(data)
+        self.hold, self.entered, self.go_on = False, threading.Event(), threading.Event()
+
+    def read(self, n=-1):
+        if self.hold:
+            self.entered.set()
+            self.go_on.wait()
+        return super().read(n)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork")
+def test_fork_while_another_thread_is_inside_a_read(path):
+    """Whatever that thread holds, it holds for ever in the child, where it is not."""
+    file = Waiting(path.read_bytes())
+    with fastckpt.open(file, framework="numpy") as ckpt:
+        file.hold = True
+        reader = threading.Thread(target=lambda: ckpt["k1"].read())
+        reader.start()
+        file.entered.wait()
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                file.hold = False
+                assert np.array_equal(ckpt["k2"].read(), content(2).numpy())
+                assert np.array_equal(ckpt["k1"][5:9], content(1).numpy()[5:9])
+                status = 0
+            finally:
+                os._exit(status)
+        for _ in range(600):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                break
+            threading.Event().wait(0.05)
+        else:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        file.go_on.set()
+        reader.join()
+    assert done, "the child hangs"
+    assert status == 0
 
 
 def test_load_into_many(path):

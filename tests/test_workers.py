@@ -155,6 +155,11 @@ class TestRun:
         monkeypatch.setattr(_thread, "start_new_thread", start)
         assert self.where(1000) == (1, threading.get_ident())
 
+    def test_where_a_thread_has_no_memory_to_begin(self, monkeypatch):
+        """Python lets go of its arguments then, and calls nothing."""
+        monkeypatch.setattr(_thread, "start_new_thread", lambda function, arguments: None)
+        assert self.where(1000) == (1, threading.get_ident())
+
     def test_a_handler_that_raises_what_threads_raise(self, monkeypatch):
         """The thread is there: its work is not done twice at once."""
         start, called = _thread.start_new_thread, []
@@ -239,9 +244,11 @@ def test_together(number):
     assert threading.get_ident() in seen
 
 
-def test_together_alone(monkeypatch):
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), None])
+def test_together_alone(monkeypatch, error):
     def start(function, arguments):
-        raise RuntimeError("can't start new thread")
+        if error:
+            raise error
 
     monkeypatch.setattr(_thread, "start_new_thread", start)
     done = Flag()

@@ -15,6 +15,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from ._origin cimport READ_OK, READ_SHORT, Origin, origin_read
+from ._threads cimport team_of
 
 cdef extern from "crc32.h" nogil:
     enum:
@@ -26,48 +27,19 @@ cdef extern from "crc32.h" nogil:
 
 cdef extern from * nogil:
     """
-    #define READ_MAX_THREADS 64
     #define READ_ADD(p, n) ((void) __atomic_fetch_add((p), (n), __ATOMIC_RELAXED))
     #define READ_GET(p) __atomic_load_n((p), __ATOMIC_RELAXED)
     #define READ_SET(p, n) __atomic_store_n((p), (n), __ATOMIC_RELAXED)
     #ifdef _OPENMP
-    #include <pthread.h>
     #define READ_OPENMP _OPENMP
-
-    static void* read_wait(void* gate)
-    {
-        pthread_mutex_lock(gate);
-        pthread_mutex_unlock(gate);
-        return NULL;
-    }
-
-    /* How many threads can be had at once, up to ``wanted``: libgomp ends the process where it cannot make one, and
-       the limits of a container, or of the address space, are met there. They are made here, and ended: 20 us each,
-       and libgomp finds their stacks ready. */
-    static int read_startable(int wanted)
-    {
-        pthread_t threads[READ_MAX_THREADS];
-        pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
-        int started = 0, i;
-        pthread_mutex_lock(&gate);
-        while (started < wanted && pthread_create(&threads[started], NULL, read_wait, &gate) == 0)
-            started++;
-        pthread_mutex_unlock(&gate);
-        for (i = 0; i < started; i++)
-            pthread_join(threads[i], NULL);
-        return started;
-    }
     #else
     #define READ_OPENMP 0
-    static int read_startable(int wanted) { return wanted; }
     #endif
     """
     void READ_ADD(int64_t* p, int64_t n)
     int64_t READ_GET(int64_t* p)
     void READ_SET(int64_t* p, int64_t n)
     int READ_OPENMP
-    int READ_MAX_THREADS
-    int read_startable(int wanted)
 
 cdef enum:
     READ_STOPPED = -2  # not read, because another extent failed or the caller gave up
@@ -335,8 +307,7 @@ cdef int64_t run(
         failed = -1
     else:
         plan(job, offset, nbytes, address, rows, unit, status)
-        # This thread is one of them.
-        num_threads = 1 + read_startable(<int> min(num_threads, min(job.units, READ_MAX_THREADS)) - 1)
+        num_threads = team_of(min(num_threads, job.units))
         if num_threads == 1:
             read_serially(job)
         else:

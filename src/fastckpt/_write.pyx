@@ -12,6 +12,8 @@ from libc.errno cimport EINTR, ENOSPC, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
+from ._threads cimport team_of
+
 cdef extern from "<unistd.h>" nogil:
     ssize_t pwrite(int fd, const void* data, size_t nbytes, int64_t offset)
 
@@ -34,7 +36,6 @@ cdef extern from * nogil:
     void WRITE_SET(int64_t* p, int64_t n)
 
 cdef enum:
-    MAX_THREADS = 64
     CHUNK_NBYTES = 1 << 20
     # What the control column holds, as in _read.
     DONE = 0
@@ -170,7 +171,7 @@ def write(int fd, address, nbytes, offset, crc, control, *, int kernel=0, int nu
         with nogil:
             plan(&job, <int64_t*> buffers[0].buf, <int64_t*> buffers[1].buf, <int64_t*> buffers[2].buf, rows,
                  chunk_nbytes)
-            run(&job, <int> max(1, min(num_threads, min(job.count, MAX_THREADS))))
+            run(&job, team_of(min(num_threads, job.count)))
             if job.want_crc:
                 for row in range(rows):
                     (<int64_t*> buffers[4].buf)[row] = 0

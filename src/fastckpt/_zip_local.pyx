@@ -13,6 +13,12 @@ from ._zip_columns cimport (
     C_HEADER, C_LIMIT, C_NAME, C_NAME_NBYTES, C_STORED, LOCAL_HEADER, LOCAL_NBYTES, check_names, hold_columns,
 )
 
+cdef extern from * nogil:
+    """
+    #define ZIP_SET(p, n) __atomic_store_n((p), (n), __ATOMIC_RELAXED)
+    """
+    void ZIP_SET(int64_t* p, int64_t n)
+
 cdef enum:
     # Flags that make the bytes something else than the content: encrypted, patch data, strong encryption, masked.
     FLAGS_UNREADABLE = 0x0001 | 0x0020 | 0x0040 | 0x2000
@@ -62,7 +68,8 @@ cdef int check_header(const Wanted* w, int64_t row, const uint8_t* p) noexcept n
         return L_NAME
     if cell[C_STORED * w.count] > left - le16(p + 28):
         return L_DATA
-    w.offsets[row] = cell[C_HEADER * w.count] + LOCAL_NBYTES + name_nbytes + le16(p + 28)
+    # Threads that read the same record may both find it.
+    ZIP_SET(w.offsets + row, cell[C_HEADER * w.count] + LOCAL_NBYTES + name_nbytes + le16(p + 28))
     return READ_OK
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -90,7 +89,6 @@ class Checkpoint(Mapping[Any, LazyTensor]):
         check_options(self.framework, self.unknown, True, None, self.map_location)
         self.limits = limits or Limits()
         self.allocate = allocator(options["pin_memory"], self.framework, options["mmap"])
-        self._lock = threading.Lock()
         self.source = open_source(f, options["offset"], options["nbytes"])
         try:
             self.map_file = wants_mapping(options["mmap"], self.source)
@@ -291,8 +289,8 @@ class Checkpoint(Mapping[Any, LazyTensor]):
         if row is None:
             from .contents import storage_rows
 
-            with self._lock:
-                row = self._rows[root.index] = int(storage_rows(self.contents, [root])[0])
+            # By two threads at once where it happens: they find the same. A lock would stay held in a forked child.
+            row = self._rows[root.index] = int(storage_rows(self.contents, [root])[0])
         return row
 
     def maps(self, row, spec):

@@ -193,18 +193,26 @@ class Writer:
             crc[i + 1] = _crc32.combine(int(crc[i]), int(crc[i + 1]), int(nbytes[i + 1]))
             self.crc[row[i + 1]] = crc[i + 1]
 
-    def _native(self, fd, address, nbytes, offset, crc):
-        def write(num_threads):
-            return _write.write(
-                fd,
-                address,
-                nbytes,
-                offset + self.destination.base,
-                crc if self.want_crc else None,
-                self.control,
-                kernel=self.kernel,
-                num_threads=num_threads,
-            )
+    def _native(self, fd, address, nbytes, offset, crc, owner=None):
+        """Write or sum memory that lives as long as ``self`` and ``owner``: the thread that works on it holds both."""
+
+        def write(num_threads, owner=owner):
+            # A descriptor of its own, lest an interrupted save closes the one that is written to, and it becomes another.
+            own = -1 if fd < 0 else os.dup(fd)
+            try:
+                return _write.write(
+                    own,
+                    address,
+                    nbytes,
+                    offset + self.destination.base,
+                    crc if self.want_crc else None,
+                    self.control,
+                    kernel=self.kernel,
+                    num_threads=num_threads,
+                )
+            finally:
+                if own >= 0:
+                    os.close(own)
 
         def cancel():
             self.control[STOP] = 1
@@ -220,7 +228,7 @@ class Writer:
         for piece in block.staged():
             crc = np.zeros(1, dtype=np.int64)
             columns = [np.array([n], dtype=np.int64) for n in (piece.ctypes.data, piece.nbytes, at)]
-            self._native(fd, *columns, crc)
+            self._native(fd, *columns, crc, piece)
             self.crc[row] = _crc32.combine(int(self.crc[row]), int(crc[0]), piece.nbytes)
             at += piece.nbytes
 

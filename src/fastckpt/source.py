@@ -230,7 +230,7 @@ class ObjectSource(Source):
     EMPTY_ANSWERS = 100
 
     def __init__(self, f, start=0, nbytes=None):
-        self.f, self.lock = f, threading.Lock()
+        self.f, self._locks = f, {}
         self.name = name_of(f)
         try:
             self.found_at = f.tell()
@@ -253,7 +253,7 @@ class ObjectSource(Source):
 
     def readinto(self, offset, view):
         self.check_open()
-        with self.lock:
+        with self._lock():
             self.f.seek(self.start + offset)
             done = empty = 0
             while done < len(view):
@@ -264,6 +264,11 @@ class ObjectSource(Source):
                     raise self.short(offset, len(view), done)
                 else:
                     done += got
+
+    def _lock(self):
+        """That of this process: another thread may have held it when a process forked."""
+        pid = os.getpid()
+        return self._locks.get(pid) or self._locks.setdefault(pid, threading.Lock())
 
     def finish(self, end):
         self.close()

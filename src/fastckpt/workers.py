@@ -9,6 +9,7 @@ import _thread
 import os
 import sys
 import threading
+import weakref
 
 # More readers than this wait for memory, not for work.
 MOST_THREADS = 16
@@ -143,9 +144,8 @@ def run(call, nbytes, threads, cancel, progress=None):
         check_threads(threads)
         return call(1)
     number = team(thread_count(threads))
-    outcome, error, began, ended, given_up = [], [], [], [], []
-    busy = threading.Lock()  # held until the thread ends
-    busy.acquire()
+    outcome, error, began, given_up = [], [], [], []
+    thread = _Thread()
 
     def body():
         began.append(True)
@@ -154,21 +154,16 @@ def run(call, nbytes, threads, cancel, progress=None):
                 outcome.append(call(number))
         except BaseException as raised:
             error.append(raised)
-        finally:
-            ended.append(True)
-            busy.release()
 
     try:
         try:
-            # A threading.Thread loses count of itself where a signal handler raises in its start().
-            _thread.start_new_thread(body, ())
+            thread.start(body)
         except RuntimeError:  # none is to be had: a limit, or the interpreter is on its way out
             given_up.append(True)
             if began:  # it was had, and a handler raised this
                 raise
             return call(1)
-        while not ended:
-            busy.acquire(timeout=PROGRESS_EVERY if progress else -1)
+        while not thread.wait(PROGRESS_EVERY):
             if progress:
                 progress()
     except BaseException:
@@ -177,35 +172,72 @@ def run(call, nbytes, threads, cancel, progress=None):
         while True:
             try:
                 cancel()
-                while began and not ended:
-                    busy.acquire(timeout=0.05)
+                while began and not thread.wait(PROGRESS_EVERY):
+                    pass
                 break
             except BaseException:  # another Ctrl-C does not hurry it
                 continue
         raise
     if error:
         raise error.pop()  # pop: or its traceback would keep it, and the memory in its frames, alive
-    return outcome.pop()
+    if outcome:
+        return outcome.pop()
+    if began:
+        raise MemoryError("no memory for the thread that reads or writes")
+    return call(1)
+
+
+class _Thread:
+    """A thread that is waited for. It counts as ended, too, where it had no memory to begin.
+
+    A threading.Thread loses count of itself where a signal handler raises in its start(), and is waited for in vain
+    where it cannot begin.
+    """
+
+    class _Token:
+        __slots__ = ("__weakref__",)
+
+    def __init__(self):
+        self._busy = _thread.allocate_lock()  # held until it ends
+        self._busy.acquire()
+        self._ended = [None]
+        self._ended.pop()  # there is room for a member now, whatever memory is left then
+        self._watch = None
+
+    def start(self, work):
+        """Call ``work()``, which raises nothing. RuntimeError where no thread is to be had."""
+        busy, ended = self._busy, self._ended
+
+        def body(token):
+            try:
+                work()
+            finally:
+                ended.append(True)
+                busy.release()
+
+        # The thread alone holds the token, and lets go of it in any case.
+        token = self._Token()
+        self._watch = weakref.ref(token, ended.append)
+        arguments = (token,)
+        del token
+        _thread.start_new_thread(body, arguments)
+
+    def wait(self, seconds):
+        """Wait for it, but not for long: whether it has ended."""
+        return bool(self._ended) or self._busy.acquire(timeout=seconds)
 
 
 def together(work, number):
     """Call ``work()``, which raises nothing, on this thread and on as many others as there can be, ``number`` in all."""
-    busy = []  # a lock for each of the others, held until it ends
-
-    def body(lock):
-        try:
-            work()
-        finally:
-            lock.release()
-
+    others = []
     for _ in range(number - 1):
-        lock = _thread.allocate_lock()
-        lock.acquire()
+        thread = _Thread()
         try:
-            _thread.start_new_thread(body, (lock,))
+            thread.start(work)
         except RuntimeError:
             break
-        busy.append(lock)
+        others.append(thread)
     work()
-    for lock in busy:
-        lock.acquire()
+    for thread in others:
+        while not thread.wait(PROGRESS_EVERY):
+            pass
