@@ -13,8 +13,9 @@ from pathlib import Path
 
 RESULTS = Path(__file__).resolve().parent.parent / "asv_bench" / ".asv" / "results"
 # The parameters that become columns, and what each is compared with: the first that stands here.
-COMPARED = ("reader", "writer", "machine", "setting")
-FIRST = ("torch.load", "torch.load, mmap", "torch.save", "default", "C pickle that makes nothing")
+COMPARED = ("reader", "writer", "machine", "loader", "setting")
+FIRST = ("torch.load", "torch.load, mmap", "torch.save", "torch DataLoader", "default")
+FIRST += ("C pickle that makes nothing",)
 
 
 def newest():

@@ -105,6 +105,22 @@ def test_ls_of_what_has_no_one_place(run, name):
     assert any(line.endswith("-") for line in out.splitlines())
 
 
+@pytest.mark.parametrize("name", ["ls", "info"])
+def test_several_files(run, model, tmp_path, name):
+    other = tmp_path / "other.pt"
+    fastckpt.save({"other": torch.ones(2)}, other)
+    nowhere = tmp_path / "nowhere"
+    status, out, err = run(name, model, nowhere, other)
+    assert (status, err.count("\n")) == (1, 1)
+    assert out == "".join(f"{path}:\n{run(name, path)[1]}\n" for path in (model, other))
+    status, out, _ = run(name, "--json", model, nowhere, other)
+    found = json.loads(out)
+    assert [each["name"] for each in found] == [str(model), str(nowhere), str(other)]
+    assert "No such file" in found[1]["error"]
+    alone = json.loads(run(name, "--json", other)[1])
+    assert found[2] == ({"name": str(other), "tensors": alone} if name == "ls" else alone)
+
+
 def test_ls_of_a_file_that_lacks_a_storage(run, tmp_path, model):
     path = tmp_path / "other.pt"
     path.write_bytes(model.read_bytes().replace(b"model/data/0", b"model/data/9"))
@@ -124,6 +140,38 @@ def test_info(run, model):
     assert info["huge_pages"] in ("always", "madvise", "never", "off")
     found = json.loads(run("info", "--json", model)[1])
     assert found["tensors"] == 3
+
+
+@pytest.mark.parametrize(
+    "metadata", [[1, 2], [None], [["a"]], [], ["a"], {"a": [True]}, "\ud800\n", 0, 1.5, False],
+    ids=repr,
+)  # fmt: skip
+def test_info_of_any_metadata(run, tmp_path, metadata):
+    path = tmp_path / "model.pt"
+    fastckpt.save(1, path, metadata=metadata)
+    status, out, _ = run("info", path)
+    assert status == 0
+    line = next(line for line in out.splitlines() if line.startswith("metadata"))
+    assert line.split(maxsplit=1)[1] == printable(json.dumps(metadata, ensure_ascii=False))
+    assert json.loads(run("info", "--json", path)[1])["metadata"] == metadata
+
+
+def test_info_of_numbers_that_json_has_not(run, tmp_path):
+    path = tmp_path / "model.pt"
+    path.write_bytes(archive(checkpoint(metadata__json=b'{"a": NaN}')))
+    assert json.loads(run("info", "--json", path)[1])["metadata"] is None
+
+
+@pytest.mark.parametrize("depth", [100, 900])
+def test_info_of_deep_metadata(run, tmp_path, depth):
+    """Shown or refused in one line, whatever depth Python still takes."""
+    path = tmp_path / "model.pt"
+    path.write_bytes(archive(checkpoint(metadata__json=b"[" * depth + b"]" * depth)))
+    for options in ([], ["--json"]):
+        status, out, err = run("info", *options, path)
+        assert "Traceback" not in err
+        assert err.count("\n") == status
+        assert str(path) in out + err
 
 
 @pytest.mark.parametrize(
@@ -183,8 +231,9 @@ def test_progress(run, model, monkeypatch):
         (["ls", "{nowhere}"], "nowhere: No such file"),
         (["info", "{folder}"], "Is a directory"),
         (["verify", "--threads", "1", "{pointer}", "{nowhere}"], "git-lfs pointer"),
+        (["verify", "--threads", "2147483648", "{pointer}"], "git-lfs pointer"),
     ],
-    ids=["no checkpoint", "no file", "a folder", "two"],
+    ids=["no checkpoint", "no file", "a folder", "two", "many threads"],
 )
 def test_errors_are_one_line_each(run, tmp_path, arguments, words):
     (tmp_path / "pointer").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\n")
@@ -205,7 +254,7 @@ def test_debug_shows_where(run, tmp_path):
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["list"], ["ls"], ["ls", "a", "b"], ["verify"], ["verify", "--threads", "0", "a"], ["salvage", "a"], ["ls", "--no", "a"]],
+    [[], ["list"], ["ls"], ["verify"], ["verify", "--threads", "0", "a"], ["salvage", "a"], ["ls", "--no", "a"]],
     ids=" ".join,
 )  # fmt: skip
 def test_wrong_usage(run, arguments):
@@ -298,6 +347,40 @@ def test_a_reader_that_has_enough(tmp_path):
         err = process.stderr.read()
     assert process.wait(timeout=60) == 128 + signal.SIGPIPE
     assert err == ""
+
+
+@pytest.mark.parametrize("arguments", [["ls"], ["verify", "--json"]], ids=" ".join)
+@pytest.mark.parametrize(
+    ("redirection", "words"), [(">&-", "Bad file descriptor"), (">/dev/full", "No space left on device")]
+)  # fmt: skip
+def test_an_output_that_takes_nothing(model, arguments, redirection, words):
+    status, out, err = finished(shell(redirection, *arguments, model))
+    assert (status, out) == (1, "")
+    assert err == f"python -m fastckpt: standard output: {words}\n"
+
+
+@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
+def test_errors_that_nobody_takes(tmp_path, redirection):
+    assert finished(shell(redirection, "ls", tmp_path / "nowhere")) == (1, "", "")
+    assert finished(shell(redirection, "ls"))[:2] == (2, "")
+
+
+def shell(redirection, *arguments):
+    """The command line with some of its files elsewhere."""
+    line = f'exec "$@" {redirection}'
+    return subprocess.Popen(
+        ["sh", "-c", line, "sh", sys.executable, "-m", "fastckpt", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(SOURCES)},
+    )
+
+
+def test_salvage_to_no_name(run, damaged):
+    status, out, err = run("salvage", damaged, "")
+    assert (status, out) == (1, "")
+    assert err.endswith(": '': No such file or directory\n")
 
 
 def test_ctrl_c(tmp_path):

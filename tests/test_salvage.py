@@ -231,7 +231,8 @@ def test_flips_with_a_directory(name, part, out):
 
 @pytest.mark.parametrize("where", range(DIRECTORY, len(GOOD), 17))
 def test_flips_in_the_directory(where, out):
-    assert salvaged(flipped(GOOD, where), out)[0].ok
+    report, _ = salvaged(flipped(GOOD, where), out)
+    assert not report.lost
 
 
 @pytest.mark.parametrize("name", [name for name in PLACES if name != "data.pkl"])
@@ -423,3 +424,32 @@ def test_offsets_that_torch_computes(out, monkeypatch):
     del expected["3"]
     same(expected, result)
     same(expected, mapped)
+
+
+# -- two saves in one file
+
+
+def two_saves(cut):
+    """A new save that was written over an old one of the same layout, up to byte ``cut`` of it."""
+    old, new = (
+        saved({f"w{i}": torch.full((500,), value) for i in range(6)}) for value in (1.0, 2.0)
+    )
+    return new[:cut] + old[cut:]
+
+
+def test_a_save_that_died_over_an_older_one(out):
+    cut = len(two_saves(0)) // 2
+    report = salvage(two_saves(cut), out)
+    values = [value[0].item() for value in torch.load(out).values()]
+    assert set(values) == {1.0, 2.0}
+    assert not report.ok
+    contradicted = {each.record for each in report.findings if each.kind == "contradiction"}
+    assert contradicted == {f"data/{i}" for i in range(values.count(2.0))}
+    assert "may come from different saves" in str(report)
+
+
+@pytest.mark.parametrize("part", [0, 1], ids=["old", "new"])
+def test_one_save_is_not_contradicted(part, out):
+    report = salvage(two_saves(part * len(two_saves(0))), out)
+    assert report.ok
+    assert not report.findings

@@ -163,6 +163,27 @@ def test_the_report(out):
         report.kept = ()
 
 
+@pytest.mark.parametrize("kind", ["salvage", "verify", "scan"])
+def test_names_write_no_lines_of_their_own(kind, tmp_path):
+    """Not those that a file gives its tensors, and not its own."""
+    name = "x\nfile.pt (zip): 99 tensors kept, 0 lost\x1b[2K"
+    data = saved({name: torch.ones(300), "w": torch.zeros(3)})
+    where = data.index(torch.ones(300).numpy().tobytes())
+    path = tmp_path / "file\n\x1b.pt"
+    path.write_bytes(flipped(data, where + 5))
+    report = (
+        salvage(path, tmp_path / "out\n.pt") if kind == "salvage" else getattr(fastckpt, kind)(path)
+    )
+    text = str(report)
+    assert all(line.isprintable() for line in text.splitlines())
+    assert text.startswith(str(tmp_path / "file"))
+    assert not any(line.startswith("file") for line in text.splitlines())
+    assert all(str(finding).isprintable() for finding in report.findings)
+    if kind == "salvage":
+        assert list(report.lost) == [name]
+        assert len(text.splitlines()) == 2
+
+
 # -- files that are made to deceive
 
 

@@ -283,8 +283,8 @@ def test_backward_hooks_warn_as_torch_does():
 class Elsewhere(describing.Storages):
     """Takes storages for those of a device: their bytes have to be copied."""
 
-    def key(self, storage, dtype, taken_for, on_cpu, holder):
-        return super().key(storage, dtype, taken_for, False, holder)
+    def key(self, storage, dtype, taken_for, on_cpu):
+        return super().key(storage, dtype, taken_for, False)
 
 
 @pytest.mark.parametrize("views", ["whole", "compact"])

@@ -270,6 +270,32 @@ def test_stopped_often(with_signal, tmp_path):
     stop_in_rounds(tmp_path, with_signal, 100)
 
 
+@pytest.mark.parametrize("nameless", [True, False], ids=["without a name", "with one"])
+def test_a_place_that_is_taken_meanwhile(nameless, path, monkeypatch):
+    """FileExistsError of the path, not of what became of it on the way."""
+    if not nameless:
+        monkeypatch.delattr(os, "O_TMPFILE")
+    new = path.parent / "new.pt"
+    file = destination.Replacement(str(new), str(new), fsync=False, exclusive=True)
+    new.write_bytes(b"theirs")
+    with pytest.raises(FileExistsError) as raised:
+        file.commit(0)
+    file.abort()
+    assert (raised.value.filename, raised.value.filename2) == (str(new), None)
+    assert new.read_bytes() == b"theirs"
+    assert sorted(os.listdir(path.parent)) == ["model.pt", "new.pt"]
+
+
+@pytest.mark.parametrize("fd", [-1, -(1 << 40), 1 << 31, 1 << 40])
+@pytest.mark.parametrize(
+    "use", [fastckpt.load, lambda fd: fastckpt.save(NEW, fd)], ids=["load", "save"]
+)
+def test_no_descriptor(use, fd):
+    with pytest.raises(OSError, match="Bad file descriptor") as raised:
+        use(fd)
+    assert raised.value.errno == errno.EBADF
+
+
 def test_what_can_be_named_is_named():
     """naming() leaves alone what has a name, and what is no error of the system's."""
     for error in (OSError(2, "no", "x"), OSError("just words"), ValueError("no")):

@@ -1,5 +1,6 @@
 """The options of save: checksums, views, dtypes, metadata, progress, threads, protocols, and what they cost."""
 
+import collections
 import io
 import os
 import signal
@@ -274,7 +275,9 @@ def test_metadata_that_json_cannot_say(metadata, error, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", [b"{", b"\xff", b"[" * 100_000, b""], ids=["cut", "latin", "deep", "empty"]
+    "text",
+    [b"{", b"\xff", b"[" * 100_000, b"", b"NaN", b'{"a": -Infinity}', b"[1e999]", b"9" * 5000],
+    ids=["cut", "latin", "deep", "empty", "nan", "infinity", "too large", "too many digits"],
 )
 def test_a_metadata_record_of_somebody_elses(text, tmp_path):
     path = tmp_path / "model.pt"
@@ -419,3 +422,60 @@ def test_peak_memory(tmp_path):
     peaks = dict(line.split(":") for line in found.stdout.splitlines())
     assert len(peaks) == 4
     assert {name: mib for name, mib in peaks.items() if int(mib) > 16} == {}
+
+
+class TestStoragesThatChange:
+    """What a tensor's memory is when it is written: torch.save holds the storage that it met."""
+
+    def test_another_storage_while_it_is_pickled(self):
+        class Late:
+            def __init__(self, tensor):
+                self.tensor = tensor
+
+            def __reduce__(self):
+                self.tensor.data = torch.zeros(1)
+                self.others = [torch.full((1 << 18,), 7.0) for _ in range(4)]
+                return collections.OrderedDict, ()
+
+        tensor = torch.arange(1 << 18, dtype=torch.float32)
+        expected = tensor.clone()
+        file = io.BytesIO()
+        fastckpt.save({"tensor": tensor, "late": Late(tensor)}, file)
+        assert torch.equal(torch_loads(file.getvalue())["tensor"], expected)
+
+    def test_a_storage_that_is_resized_while_it_is_pickled(self):
+        class Late:
+            def __init__(self, tensor):
+                self.tensor = tensor
+
+            def __reduce__(self):
+                self.tensor.untyped_storage().resize_(0)
+                return collections.OrderedDict, ()
+
+        tensor = torch.arange(1000.0)
+        with pytest.raises(RuntimeError, match="resized while it was being saved"):
+            fastckpt.save({"tensor": tensor, "late": Late(tensor)}, io.BytesIO())
+
+    @pytest.mark.parametrize("nbytes", [0, 16])
+    @pytest.mark.parametrize("dtype", [None, torch.float16], ids=str)
+    def test_compact_views_beyond_their_storage(self, nbytes, dtype):
+        tensor = torch.arange(1000.0)
+        tensor.untyped_storage().resize_(nbytes)
+        file = io.BytesIO()
+        fastckpt.save({"tensor": tensor}, file, views="compact", dtype=dtype)
+        with zipfile.ZipFile(file) as archive:
+            assert archive.testzip() is None
+            expected = nbytes if dtype is None else nbytes // 2
+            assert archive.getinfo("archive/data/0").file_size == expected
+
+    def test_other_views_in_the_second_round(self):
+        class Counting:
+            def __init__(self, base):
+                self.base, self.i = base, 0
+
+            def __reduce__(self):
+                self.i += 1
+                return list, (), None, iter([self.base[self.i * 100 : self.i * 100 + 3]])
+
+        with pytest.raises(RuntimeError, match="gave other tensors the second time"):
+            fastckpt.save(Counting(torch.arange(1000.0)), io.BytesIO(), views="compact")

@@ -31,6 +31,9 @@ TEXT = emit(MARKER)
 MKDIR = Call(Name("os mkdir"), (MARKER,))
 PAYLOAD = craft(MKDIR)
 PARTIAL = Call(Name("functools partial"), (Name("os mkdir"), MARKER))
+TAG, INTS = Name("torch.jit._pickle restore_type_tag"), Name("torch.jit._pickle build_intlist")
+SCALAR = Name("numpy.core.multiarray scalar")
+FROM_TYPE = Name("torch._tensor _rebuild_from_type_v2")
 IMPORTED = Call(Name("builtins __import__"), ("os",))
 
 
@@ -129,6 +132,41 @@ USES = {
         craft(Raw(emit(Name("sys modules")) + emit("os") + b"Ns")),
         "dangerous",
         "SETITEM changes sys.modules itself",
+    ),
+    "BUILD on what a function gives back": (
+        craft(Raw(emit(Call(TAG, (Name("torch Tensor"), "x"))) + emit({"__len__": 1}) + b"b")),
+        "dangerous",
+        "BUILD changes torch.Tensor itself: {'__len__': 1}",
+    ),
+    "BUILD on what functions give back to each other": (
+        craft(Raw(emit(Call(TAG, (Call(INTS, (Call(SCALAR, (None, Name("torch Tensor"))),)), "x"))) + emit({"__len__": 1}) + b"b")),
+        "dangerous",
+        "BUILD changes torch.Tensor itself",
+    ),
+    "BUILD on what is called by another": (
+        craft(Raw(emit(Call(FROM_TYPE, (TAG, Name("torch Tensor"), (Name("torch Size"), "x"), None))) + emit({"__len__": 1}) + b"b")),
+        "dangerous",
+        "BUILD changes torch.Size itself",
+    ),
+    "a state for what is called by another": (
+        craft(Call(FROM_TYPE, (TAG, Name("torch Tensor"), (Name("torch Size"), "x"), {"__len__": 1}))),
+        "dangerous",
+        "REDUCE changes torch.Size itself",
+    ),
+    "BUILD on what computed arguments give back": (
+        craft(Raw(emit(TAG) + emit(Call(Name("builtins tuple"), ([Name("torch Tensor"), "x"],))) + b"R" + emit({"__len__": 1}) + b"b")),
+        "unknown",
+        "BUILD changes what cannot be told",
+    ),
+    "BUILD on what is given back over and over": (
+        craft(Raw(emit(Name("torch Tensor")) + (b"q\x00" + b"0" + emit(TAG) + b"h\x00N\x86R") * 40 + emit({"__len__": 1}) + b"b")),
+        "unknown",
+        "BUILD changes what cannot be told",
+    ),
+    "APPENDS on what is given back": (
+        craft(Raw(emit(Call(TAG, (Name("torch Tensor"), "x"))) + b"(K\1K\2e")),
+        "dangerous",
+        "APPENDS changes torch.Tensor itself",
     ),
     "SETITEM on a tensor": (
         craft(Raw(emit(Call(Name("torch._utils _rebuild_tensor_v2"), (storage("FloatStorage", "0", 1), 0, (1,), (1,), False, {}))) + b"K\0K\1s")),
@@ -363,6 +401,52 @@ def test_records_that_cannot_be_read(record):
     report = fastckpt.scan(data)
     assert [f.kind for f in report.findings] == ["dangerous_name", "broken"]
     assert "is encrypted" in report.findings[1].message
+
+
+def behind_each_other(hidden, seen=()):
+    """An archive at byte 0, and one behind it that alone has a directory."""
+    start = archive(hidden)
+    return archive([*checkpoint(), *seen], before=start[: start.index(b"PK\1\2")])
+
+
+UNLISTED = {
+    "an archive in front": behind_each_other([Entry("archive/data.pkl", PAYLOAD)]),
+    "an archive in front, far off": behind_each_other(
+        [Entry("archive/data.pkl", PAYLOAD)], [Entry("archive/data/9", bytes(1 << 17))]
+    ),
+    "an archive behind": archive(checkpoint(), behind=archive([Entry("x.pkl", PAYLOAD)])[:-30]),
+    "a record between directory and end": archive(
+        checkpoint(), gap=archive([Entry("x.pkl", PAYLOAD)])[:90]
+    ),
+}
+
+
+@pytest.mark.parametrize("place", UNLISTED)
+def test_records_that_no_directory_lists(place):
+    report = fastckpt.scan(UNLISTED[place])
+    assert not report.ok
+    assert "is in no directory: it was not looked at" in str(report)
+
+
+HIDING = Entry("archive/data/9", bytes(16) + PAYLOAD, nbytes=16, stored=16)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [archive([HIDING, *checkpoint()]), archive(checkpoint(), gap=PAYLOAD)],
+    ids=["between records", "behind the directory"],
+)
+def test_pickles_that_belong_to_no_record(data):
+    assert fastckpt.scan(data).rating == "dangerous"
+
+
+def test_descriptors_are_no_gaps():
+    torch.save({"w": torch.ones(3)}, out := io.BytesIO())
+    streamed = [Entry(e.name, e.data, flags=0x808, descriptor=True) for e in checkpoint()]
+    for data in (out.getvalue(), archive(streamed)):
+        report = fastckpt.scan(data)
+        assert report.ok
+        assert not report.notes
 
 
 def test_bytes_behind_are_noted():

@@ -316,6 +316,68 @@ def test_torch_agrees(name):
     assert report.torch_accepts == torch_takes(data), report.torch_reasons
 
 
+@pytest.mark.parametrize("name", [each.name.decode() for each in entries()])
+def test_a_record_that_is_marked_as_a_folder(name):
+    """torch reads nothing of it, and says so where it is no storage."""
+    data = bytearray(GOOD)
+    data[data.index(name.encode(), CENTRAL) - 46 + 38] |= 0x10
+    report = verified(bytes(data))
+    assert kinds(report.findings) == ["marked_as_folder"]
+    assert report.findings[0].record == name.removeprefix("archive/")
+    assert not report.torch_accepts
+    assert "marked as a folder" in report.torch_reasons[0]
+    assert fastckpt.load(bytes(data), framework="numpy")["weight"].tolist() == [1.0] * 100
+
+
+@pytest.mark.parametrize(
+    ("tag", "known"),
+    [("cpu", True), ("meta", True), ("cuda:1", True), ("mps", True), ("npu:0", True),
+     ("cqu", False), ("CPU", False), ("cpu:0", False), ("cudax", False), ("", False)],
+)  # fmt: skip
+def test_devices_that_torch_does_not_know(tag, known):
+    tagged = b"X" + struct.pack("<I", len(tag)) + tag.encode()
+    data = archive(entries(data__pkl=craft(OBJECT).replace(b"X\3\0\0\0cpu", tagged)))
+    report = verified(data)
+    assert report.ok
+    assert report.torch_accepts == known
+    if tag in ("cpu", "meta") or not known:
+        assert torch_takes(data) == known
+
+
+OTHER = craft({"other": tensor("1", 50)})
+OTHER_CASE = {
+    "data.pkl before": (archive([Entry("archive/Data.pkl", OTHER), *entries()]), "Data.pkl"),
+    "data.pkl behind": (archive([*entries(), Entry("archive/DATA.PKL", OTHER)]), "DATA.PKL"),
+    "a byte order alone": (archive([*entries(byteorder=None), Entry("archive/ByteOrder", b"big")]), "ByteOrder"),
+    "a version": (archive([*entries(), Entry("archive/Version", b"4")]), "Version"),
+    "a storage": (archive([*entries(), Entry("archive/Data/0", STORAGES[0])]), "Data/0"),
+    "the folder": (archive([*entries(), Entry("Archive/version", b"4")]), "Archive/version"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHER_CASE)
+def test_names_in_another_case(name):
+    """torch takes one for the other."""
+    data, record = OTHER_CASE[name]
+    report = verified(data)
+    assert [each.record for each in report.findings] == [record]
+    assert kinds(report.findings) == ["name_in_other_case"]
+    assert any("without case" in reason for reason in report.torch_reasons)
+
+
+def test_what_is_not_used_may_have_a_name_in_another_case():
+    others = [Entry("archive/" + name, b"1") for name in ("code/a", "code/A", "Data.p\u212al")]
+    report = verified(archive([*entries(), *others]))
+    assert report.ok
+    assert report.torch_accepts
+
+
+def test_folders_may_be_marked_as_folders():
+    data = bytearray(archive([*entries(), Entry("archive/data/", b"")]))
+    data[data.rindex(b"PK\1\2") + 38] |= 0x10
+    assert verified(bytes(data)).ok
+
+
 @pytest.mark.skipif(TORCH < (2, 13), reason="the list of a release")
 def test_names_that_torch_allows():
     from torch._weights_only_unpickler import _get_allowed_globals

@@ -25,6 +25,12 @@ class TestCount:
         assert workers.thread_count(threads) == threads
 
     @pytest.mark.parametrize(
+        "threads", [1025, 2**31 - 1, 2**31, 10**5000], ids=["1025", "int", "long", "huge"]
+    )
+    def test_too_many_are_as_many_as_can_be(self, threads):
+        assert workers.thread_count(threads) == workers.MOST_ASKED
+
+    @pytest.mark.parametrize(
         ("threads", "error"),
         [(0, ValueError), (-1, ValueError), (True, TypeError), ("2", TypeError), (1.5, TypeError)],
     )

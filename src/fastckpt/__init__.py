@@ -23,6 +23,7 @@ _HOME = {
     "Checkpoint": "checkpoint",
     "ShardedCheckpoint": "sharded",
     "LazyTensor": "checkpoint",
+    "stream": None,  # a module of its own
     "Opaque": "nodes",
     "VerifyReport": "verify_report",
     "RecordCheck": "verify_report",
@@ -38,14 +39,17 @@ _HOME = {
     "LimitError": "errors",
 }
 
-__all__ = ["__version__", *_HOME]
+__all__ = ["__version__", "data", *_HOME]
 
 
 def __getattr__(name):
+    if name == "data":  # a package of its own, which is imported on first use, too
+        return import_module(".data", __name__)
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+        module = import_module(f".{_HOME[name] or name}", __name__)
+        value = module if _HOME[name] is None else getattr(module, name)
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith(f"{__name__}._"):
             raise

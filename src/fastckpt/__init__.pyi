@@ -1,3 +1,4 @@
+from . import data as data
 from ._version import __version__ as __version__
 from .checkpoint import Checkpoint as Checkpoint
 from .checkpoint import open as open

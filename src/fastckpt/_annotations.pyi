@@ -1,6 +1,7 @@
 """Names for what public functions take; there for type checkers alone."""
 
 import os
+import socket
 from collections.abc import Callable, Iterable
 from typing import Any, BinaryIO, Literal
 
@@ -21,3 +22,4 @@ Mmap = bool | Literal["willneed"] | None
 Unknown = Literal["error", "opaque"]
 Progress = bool | Callable[[int, int, str], Any]
 CheckpointDestination = str | bytes | os.PathLike[str] | int | BinaryIO
+StreamEnd = int | socket.socket | BinaryIO

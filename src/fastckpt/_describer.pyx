@@ -5,8 +5,8 @@
 
 cdef class Describer:
     """Numbers the storages of one pickle in the order in which they are met: columns of their ``nbytes``, ``address``
-    (None where that is not the CPU's), ``dtypes``, and ``holders``, which keep them alive. No object is made that
-    lasts, for at every seven hundred of those the garbage collector looks round.
+    (None where that is not the CPU's), ``dtypes``, and the ``storages`` themselves, which must outlive what an object
+    does while it is pickled: a tensor may get another storage meanwhile.
 
     ``kinds``: dtype -> Kind, filled by ``new_kind(dtype)`` as dtypes are met; ``moves`` says for storages (by their
     _cdata) where elements go; ``plain_cpu``: whether "cpu" is what storages on the CPU are tagged with, as it is unless
@@ -14,13 +14,13 @@ cdef class Describer:
     """
 
     cdef readonly dict kinds, keys, types, moves
-    cdef readonly list nbytes, address, dtypes, holders
+    cdef readonly list nbytes, address, dtypes, storages
     cdef object strided
     cdef bint plain_cpu, named
 
     def __init__(self, strided, dict moves, bint plain_cpu, bint named):
         self.kinds, self.keys, self.types, self.moves = {}, {}, {}, moves
-        self.nbytes, self.address, self.dtypes, self.holders = [], [], [], []
+        self.nbytes, self.address, self.dtypes, self.storages = [], [], [], []
         self.strided, self.plain_cpu, self.named = strided, plain_cpu, named
 
     def describe(self, tensor):
@@ -44,21 +44,20 @@ cdef class Describer:
             return None
         storage = tensor.untyped_storage()
         offset = tensor.storage_offset()
-        key = self.key(storage, dtype, taken_for, on_cpu, tensor)
+        key = self.key(storage, dtype, taken_for, on_cpu)
         move = self.moves.get(storage._cdata) if self.moves else None
         if move is None:
             numel = storage.nbytes() // itemsize
         else:
-            numel, offset = move.count, move(offset) if tensor.numel() else 0
+            numel, offset = move.count, move(offset, tensor.shape, tensor.stride())
         if tensor.is_neg() or tensor.is_conj():
             more = (*more, self.metadata(tensor))
         location = "cpu" if on_cpu and self.plain_cpu else self.location(storage)
         return (function, storage_class, key, location, numel * units, offset, tensor.shape, tensor.stride(),
                 tensor.requires_grad, more)
 
-    cpdef str key(self, storage, dtype, taken_for, bint on_cpu, holder):
-        """The key of a storage that is looked at as ``dtype``; ``taken_for`` is what the file will say, and
-        ``holder`` holds it."""
+    cpdef str key(self, storage, dtype, taken_for, bint on_cpu):
+        """The key of a storage that is looked at as ``dtype``; ``taken_for`` is what the file will say."""
         address = storage.data_ptr()  # 0 on the meta device, and where nothing is allocated
         if address and self.types.setdefault(address, taken_for) is not taken_for:
             raise RuntimeError(
@@ -68,8 +67,8 @@ cdef class Describer:
         cdata = storage._cdata
         key = self.keys.get(cdata)
         if key is None:
-            key = self.keys[cdata] = str(len(self.holders))
-            self.holders.append(holder)
+            key = self.keys[cdata] = str(len(self.storages))
+            self.storages.append(storage)
             self.nbytes.append(storage.nbytes())
             self.address.append(address if on_cpu else None)
             self.dtypes.append(dtype)

@@ -19,4 +19,5 @@ def dump(
     protocol: int = 2,
     describers: dict[type, Callable[[Any], tuple[Any, ...] | None]] | None = None,
     persistent_id: Callable[[Any], tuple[Any, ...] | None] | None = None,
+    foreign: dict[type, tuple[str, str]] | None = None,
 ) -> bytes: ...

@@ -77,19 +77,21 @@ cdef enum:
 cdef class Pickler:
     """Pickles one object.
 
-    ``describers`` maps exact types to callables that turn an object into a row (see save_tensor), or into None where it
-    is to be pickled like any other. ``persistent_id`` is asked for objects that are no plain value.
+    ``describers`` maps exact types to callables that turn an object into a row (see save_tensor), or into None where it is
+    to be pickled like any other. ``persistent_id`` is asked for objects that are no plain value. ``foreign`` has the
+    (module, name) of classes that stand for those of another program, which need not be here.
     """
 
     cdef char* buffer
     cdef Py_ssize_t used, room
     cdef int protocol
-    cdef dict memo, describers, names
+    cdef dict memo, describers, names, foreign
     cdef list alive  # what the memo knows by its id must not die
     cdef object persistent_id
 
-    def __cinit__(self, int protocol, dict describers, persistent_id):
+    def __cinit__(self, int protocol, dict describers, persistent_id, dict foreign):
         self.protocol, self.describers, self.persistent_id = protocol, describers, persistent_id
+        self.foreign = foreign
         self.memo, self.names, self.alive = {}, {}, []
 
     def __dealloc__(self):
@@ -481,6 +483,9 @@ cdef class Pickler:
 
     cdef int save_global(self, object obj, name) except -1:
         """A class or function by its name; only if that name leads back to it."""
+        if self.foreign and isinstance(obj, type) and obj in self.foreign:
+            module, name = self.foreign[obj]
+            return self.write_global(obj, module, name)
         name = name or getattr(obj, "__qualname__", None) or obj.__name__
         module = pickle.whichmodule(obj, name)
         parent, found = resolve(obj, module, name)
@@ -498,6 +503,9 @@ cdef class Pickler:
         if self.protocol < 3:  # the names of Python 2
             module, name = _compat_pickle.REVERSE_NAME_MAPPING.get((module, name), (module, name))
             module = _compat_pickle.REVERSE_IMPORT_MAPPING.get(module, module)
+        return self.write_global(obj, module, name)
+
+    cdef int write_global(self, object obj, str module, str name) except -1:
         if "\n" in module or "\n" in name:
             raise pickle.PicklingError(f"{module!r}.{name!r}: a name with a line break can't be pickled")
         self.op(OP_GLOBAL)
@@ -523,16 +531,16 @@ cdef tuple resolve(object obj, str module, str name):
     return parent, found
 
 
-def dump(obj, protocol=2, dict describers=None, persistent_id=None):
+def dump(obj, protocol=2, dict describers=None, persistent_id=None, dict foreign=None):
     """The pickle of an object, as bytes.
 
-    ``describers`` and ``persistent_id`` are those of Pickler. Raises PicklingError, and what an object's own
+    ``describers``, ``persistent_id`` and ``foreign`` are those of Pickler. Raises PicklingError, and what an object's own
     ``__reduce_ex__`` raises, as Python's pickler does; RecursionError where nesting is too deep for that.
     """
     protocol = operator.index(protocol)
     if not 2 <= protocol <= pickle.HIGHEST_PROTOCOL:
         raise ValueError(f"pickle_protocol={protocol}: 2 to {pickle.HIGHEST_PROTOCOL} are known")
-    cdef Pickler pickler = Pickler(protocol, describers or {}, persistent_id or (lambda obj: None))
+    cdef Pickler pickler = Pickler(protocol, describers or {}, persistent_id or (lambda obj: None), foreign or {})
     pickler.number(OP_PROTO, protocol, 1)
     pickler.save(obj)
     pickler.op(OP_STOP)

@@ -13,6 +13,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.string cimport memchr, memset
 
 from ._bytes cimport le32, le64
+from ._held cimport Held, hold, release
 
 from .errors import FormatError
 
@@ -110,6 +111,50 @@ def opcodes_of(data):
     finally:
         PyBuffer_Release(&view)
     return bytes([op for op in range(256) if seen[op]])
+
+
+cdef unsigned long long argument_nbytes(int op, const uint8_t* p, const uint8_t* end) noexcept nogil:
+    """How many bytes an argument has at least, as far as those that are there tell."""
+    cdef int kind = ARGUMENT[op]
+    cdef unsigned long long width
+    if kind >= LINE:
+        return end - p + 1 if kind == LINE else max(end - p + 1, 2)
+    if kind < COUNT1:
+        return kind
+    width = 1 if kind == COUNT1 else 4 if kind == COUNT4 else 8
+    if width > <unsigned long long> (end - p):
+        return width
+    return width + min(p[0] if width == 1 else le32(p) if width == 4 else le64(p), 1ULL << 62)
+
+
+def skim(data, Py_ssize_t at):
+    """Go over the opcodes of a pickle that is still arriving, from the one at ``at`` on: (at, needed).
+
+    ``at`` is then the first opcode that is not there with all of its argument, or behind STOP; ``needed`` the bytes
+    from there on that must follow before the pickle can end: 0 where it has ended, -1 where there is no opcode.
+    """
+    cdef Held held
+    cdef Py_ssize_t size = len(data)
+    cdef const uint8_t* start
+    cdef const uint8_t* end
+    cdef const uint8_t* p
+    cdef const uint8_t* after
+    held.count = 0
+    try:
+        start = <const uint8_t*> hold(&held, data, PyBUF_SIMPLE, size)
+        p, end = start + at, start + size
+        while p < end:
+            after = after_argument(p[0], p + 1, end)
+            if after == NULL:
+                if ARGUMENT[p[0]] == NOT_AN_OPCODE:
+                    return p - start, -1
+                return p - start, 2 + argument_nbytes(p[0], p + 1, end)
+            if p[0] == c'.':
+                return after - start, 0
+            p = after
+        return p - start, 1
+    finally:
+        release(&held)
 
 
 cdef bint find_fetched(const uint8_t* p, const uint8_t* end, uint8_t* fetched, int64_t room) noexcept nogil:

@@ -7,46 +7,17 @@ storage of its own, of exactly the bytes that its elements span.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE
-from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint64_t
+from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
 
+from ._dlpack cimport DLPACK_UNUSED, DLManagedTensor, PyCapsule_New, describe, drop_unused
 from ._held cimport Held, hold, release
 from ._spec cimport StorageSpec, TensorSpec
 
 cdef extern from "Python.h":
     object PyObject_CallOneArg(object, object)
     bint Py_IsInitialized() nogil
-    # Declared with bare pointers: a destructor must not count references to an object that is being destroyed.
-    object PyCapsule_New(void*, const char*, void (*)(PyObject*) noexcept)
-    bint PyCapsule_IsValid(PyObject*, const char*)
-    void* PyCapsule_GetPointer(PyObject*, const char*)
-
-# The structures of DLPack's dlpack.h (github.com/dmlc/dlpack), version 0: the layout that every consumer takes.
-cdef struct DLDataType:
-    uint8_t code
-    uint8_t bits
-    uint16_t lanes
-
-cdef struct DLTensor:
-    void* data
-    int32_t device_type
-    int32_t device_id
-    int32_t ndim
-    DLDataType dtype
-    int64_t* shape
-    int64_t* strides
-    uint64_t byte_offset
-
-cdef struct DLManagedTensor:
-    DLTensor tensor
-    void* context
-    void (*deleter)(DLManagedTensor*) noexcept nogil
-
-cdef enum:
-    ON_CPU = 1
-cdef const char* UNUSED = "dltensor"
 
 
 cdef void let_go(DLManagedTensor* managed) noexcept nogil:
@@ -55,14 +26,6 @@ cdef void let_go(DLManagedTensor* managed) noexcept nogil:
         with gil:
             Py_DECREF(<object> managed.context)
     free(managed)
-
-
-cdef void drop_unused(PyObject* capsule) noexcept:
-    """A capsule that nobody took over."""
-    cdef DLManagedTensor* managed
-    if PyCapsule_IsValid(capsule, UNUSED):
-        managed = <DLManagedTensor*> PyCapsule_GetPointer(capsule, UNUSED)
-        managed.deleter(managed)
 
 
 cdef object capsule_of(object owner, int64_t address, TensorSpec spec, int dtype_code, int dtype_bits):
@@ -75,16 +38,12 @@ cdef object capsule_of(object owner, int64_t address, TensorSpec spec, int dtype
     for axis in range(ndim):
         sizes[axis] = spec.shape[axis]
         sizes[ndim + axis] = spec.stride[axis]
-    managed.tensor.data = <void*> address
-    managed.tensor.device_type, managed.tensor.device_id = ON_CPU, 0
-    managed.tensor.ndim = <int32_t> ndim
-    managed.tensor.dtype.code, managed.tensor.dtype.bits, managed.tensor.dtype.lanes = dtype_code, dtype_bits, 1
-    managed.tensor.shape, managed.tensor.strides, managed.tensor.byte_offset = sizes, sizes + ndim, 0
+    describe(managed, <void*> address, <int> ndim, sizes, sizes + ndim, dtype_code, dtype_bits)
     managed.deleter = let_go
     managed.context = <void*> owner
     Py_INCREF(owner)
     try:
-        return PyCapsule_New(managed, UNUSED, drop_unused)
+        return PyCapsule_New(managed, DLPACK_UNUSED, drop_unused)
     except BaseException:
         let_go(managed)
         raise

@@ -69,6 +69,13 @@ def merged(intervals):
     return joined
 
 
+def interval(offset, shape, stride):
+    """(first element, one past the last) that a view looks at; both are ``offset`` where it is empty."""
+    if 0 in shape:
+        return offset, offset
+    return offset, offset + sum([(n - 1) * step for n, step in zip(shape, stride, strict=True)]) + 1
+
+
 class Moves:
     """Where elements go when only ``ranges`` of a storage are kept, one behind the other."""
 
@@ -79,6 +86,17 @@ class Moves:
         self._shift = self._starts - np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
         self.count = sum(lengths)
 
-    def __call__(self, offset):
-        """The new place of the element at ``offset``, which one of the ranges has."""
-        return offset - int(self._shift[np.searchsorted(self._starts, offset, "right") - 1])
+    def __call__(self, offset, shape, stride):
+        """The new offset of a view, which lies in one of the ranges.
+
+        Raises RuntimeError where it does not: a second round over the object met a view that the first had not.
+        """
+        start, end = interval(offset, shape, stride)
+        if start == end:
+            return 0
+        at = int(np.searchsorted(self._starts, start, "right")) - 1
+        if at < 0 or end > self.ranges[at][1]:
+            raise RuntimeError(
+                'views="compact" pickles an object twice, and it gave other tensors the second time; save it with views="whole"'
+            )
+        return start - int(self._shift[at])

@@ -17,7 +17,7 @@ HERE = Path(__file__).absolute().parent
 COMPILE_FLAGS = ["-O3", "-g0", "-fvisibility=hidden"]
 
 # C files that are compiled into a module. They hold no state, so that two modules may have one each.
-C_SOURCES = {"_crc32": ["crc32.c"], "_read": ["crc32.c"], "_write": ["crc32.c"]}
+C_SOURCES = {name: ["crc32.c"] for name in ("_crc32", "_flow", "_read", "_write")}
 
 # Only these modules need the OpenMP runtime, so that the others load where the runtime is missing.
 OPENMP_MODULES = {"_read", "_write"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import sys
 import threading
 import weakref
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ._spec import TensorSpec
-from ._tree import is_flat, named_tensors, substitute
+from ._tree import named_tensors, substitute
 from .contents import open_contents
 from .dtypes import DTYPES, numpy_dtype
 from .errors import FormatError
@@ -24,7 +23,7 @@ from .nodes import Opaque, duplicate
 from .plan import roots_of
 from .progress import check as check_progress
 from .reading import place_storages, usable_in_place
-from .selection import Names, dotted, specs_in
+from .selection import dotted, index_of, specs_in
 from .shard_index import is_index, weights_of
 from .source import FileSource, open_source
 
@@ -112,20 +111,7 @@ class Checkpoint(Mapping[Any, LazyTensor]):
     def _index(self):
         """Name -> leaf, made on first use."""
         if self._leaves is None:
-            root = self.contents.unpickled.obj
-            if is_flat(root):  # most are: a dict of tensors, which is its own index
-                self._leaves = root
-            else:
-                found, name_of = named_tensors(root), Names()
-                names = [
-                    path[0] if len(path) == 1 and type(path[0]) is str else name_of(path)
-                    for path, _ in found
-                ]
-                count = collections.Counter(names)
-                self._leaves = {
-                    path if count[name] > 1 else name: leaf
-                    for name, (path, leaf) in zip(names, found, strict=True)
-                }
+            self._leaves = index_of(self.contents.unpickled.obj)
         return self._leaves
 
     def __getitem__(self, name: str | tuple) -> LazyTensor:

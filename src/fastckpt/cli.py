@@ -4,6 +4,8 @@ Data goes to stdout, words to stderr. Exit status: 0 all is well, 1 a file is da
 """
 
 import argparse
+import contextlib
+import errno
 import json
 import os
 import signal
@@ -17,19 +19,20 @@ OK, BAD, INTERRUPTED = 0, 1, 128 + signal.SIGINT
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; the exit status."""
+    if sys.stderr is None:  # closed; argparse would print its errors to standard output
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     options = parser().parse_args(arguments)
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        status = options.command(options)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever reads has enough, as head has. What is still buffered must not fail again when Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return options.command(options)
+    except BrokenPipeError:  # whoever reads has enough, as head has
         return 128 + signal.SIGPIPE
+    except Unwritten as error:
+        say(f"standard output: {error}")
+        return BAD
     except KeyboardInterrupt:
         return INTERRUPTED
-    return status
 
 
 def parser():
@@ -49,10 +52,10 @@ def parser():
         made.set_defaults(command=function)
         return made
 
-    ls = command("ls", run_ls, "List the tensors of a checkpoint.")
-    ls.add_argument("file", metavar="FILE")
-    info = command("info", run_info, "Say what a checkpoint is.")
-    info.add_argument("file", metavar="FILE")
+    ls = command("ls", run_ls, "List the tensors of checkpoints.")
+    ls.add_argument("files", metavar="FILE", nargs="+")
+    info = command("info", run_info, "Say what checkpoints are.")
+    info.add_argument("files", metavar="FILE", nargs="+")
     verify = command("verify", run_verify, "Read files whole and compare every checksum.")
     verify.add_argument("files", metavar="FILE", nargs="+")
     verify.add_argument("--threads", type=positive, metavar="N", help="how many threads read")
@@ -93,11 +96,25 @@ def public(name):
 
 
 def run_ls(options):
-    return each([options.file], options, list_tensors)
+    return each(options.files, options, headed(list_tensors, options.files))
 
 
 def run_info(options):
-    return each([options.file], options, tell_info)
+    return each(options.files, options, headed(tell_info, options.files))
+
+
+def headed(list_one, paths):
+    """What lists one file, made to put its name above the text where there are several."""
+
+    def listing(path):
+        found = list_one(path)
+        if len(paths) > 1:
+            found.text = f"{printable(path)}:\n{found.text}\n"
+            if isinstance(found.value, list):  # rows, which do not say whose they are
+                found.value = {"name": path, "tensors": found.value}
+        return found
+
+    return listing
 
 
 def run_verify(options):
@@ -141,7 +158,10 @@ def tell_info(path):
     with public("open")(path) as checkpoint:
         info = checkpoint.info
     width = max(map(len, info))
-    lines = [f"{key:{width}}  {shown(value)}" for key, value in info.items()]
+    # What a writer had to say may be any JSON, and is shown as such.
+    if (told := info["metadata"]) is not None:
+        told = json.dumps(told, ensure_ascii=False)
+    lines = [f"{key:{width}}  {shown(value)}" for key, value in (info | {"metadata": told}).items()]
     return Listing(info, "\n".join(lines))
 
 
@@ -162,31 +182,58 @@ def each(paths, options, report_on):
     for path in paths:
         try:
             report = report_on(path)
+            text = as_json(report.as_dict()) if options.json else printable(str(report), keep="\n")
         except (ValueError, OSError, RecursionError, ImportError) as error:
             if isinstance(error, BrokenPipeError) or options.debug:
                 raise
             status = BAD
             message = reason(error, path)
             say(message)
-            printed.append({"name": path, "ok": False, "error": message})
+            printed.append(as_json({"name": path, "ok": False, "error": message}))
             continue
         status = max(status, OK if report.ok else BAD)
         if options.json:
-            printed.append(report.as_dict())
+            printed.append(text)
         else:
-            print(printable(str(report), keep="\n"))
+            put(text)
     if options.json:
-        found = printed[0] if len(paths) == 1 else printed
-        print(json.dumps(found, indent=2))
+        put(printed[0] if len(paths) == 1 else "[\n" + ",\n".join(printed) + "\n]")
     return status
+
+
+def as_json(value):
+    return json.dumps(value, indent=2, allow_nan=False)
 
 
 def reason(error, path):
     """An error in one line."""
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename or path}: {error.strerror}"
-    return " ".join(str(error).split("\n"))
+        name = path if error.filename is None else error.filename
+        return f"{name or repr(name)}: {error.strerror}"
+    message = " ".join(str(error).split("\n"))
+    # Python names no file when something in it is nested too deep.
+    return f"{path}: {message}" if isinstance(error, RecursionError) else message
+
+
+class Unwritten(Exception):
+    """Standard output does not take what is printed."""
+
+
+def put(text):
+    """Print to standard output, at once. Raises BrokenPipeError, Unwritten."""
+    if sys.stdout is None:  # it was closed when we were started
+        raise Unwritten(os.strerror(errno.EBADF))
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        # What is still buffered must not fail again when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise Unwritten(error.strerror) from None
 
 
 def say(message):
-    print(printable(f"{program()}: {message}"), file=sys.stderr)
+    """Print a line to standard error, if that takes it."""
+    with contextlib.suppress(OSError):
+        print(printable(f"{program()}: {message}"), file=sys.stderr, flush=True)

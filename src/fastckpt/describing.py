@@ -7,7 +7,7 @@ import torch
 
 from ._describer import Describer
 from ._pickler import dump
-from .blocks import Block, Moves, merged
+from .blocks import Block, Moves, interval, merged
 
 # Tensors on these have storages whose bytes torch can copy; others are pickled as their own __reduce_ex__ says.
 PLAIN_DEVICES = ("cpu", "cuda", "xpu", "mps")
@@ -72,6 +72,17 @@ class Description:
         here = [address or 0 for address in storages.address]
         self.address = np.array(here, dtype=np.int64)
         self.address[list(self.blocks)] = 0
+        storages.check_unchanged()
+
+    def every_block(self):
+        """A Block for each storage, in the order of the numbers."""
+        columns = zip(
+            self.storages.storages, self.storages.dtypes, self.storages.address, strict=True
+        )
+        return [
+            self.blocks.get(number) or Block(storage, dtype, address)
+            for number, (storage, dtype, address) in enumerate(columns)
+        ]
 
     def extents(self):
         """Memory that is to be written as it is: int64 columns of (number, address, nbytes), in the order of the numbers."""
@@ -126,23 +137,33 @@ class Storages(Describer):
         else:
             return None
         on_cpu = storage.device.type == "cpu"
-        key = self.key(storage, dtype, kind.taken_for, on_cpu, storage)
+        key = self.key(storage, dtype, kind.taken_for, on_cpu)
         return storage_class, key, self.location(storage), numel
 
     def blocks(self):
         """{number: Block} of the storages that are no memory that could be written as it is."""
-        chosen = range(len(self.holders))
+        chosen = range(len(self.storages))
         if not self.moves and self.cast_to is None:
             chosen = [number for number, address in enumerate(self.address) if address is None]
         blocks = {}
         for number in chosen:
-            storage, dtype = storage_of(self.holders[number]), self.dtypes[number]
+            storage, dtype = self.storages[number], self.dtypes[number]
             move = self.moves.get(storage._cdata)
             cast_to = self.cast_to if dtype.is_floating_point else None
             if move or cast_to not in (None, dtype) or self.address[number] is None:
                 address, ranges = self.address[number], move and move.ranges
                 blocks[number] = Block(storage, dtype, address, ranges, cast_to)
         return blocks
+
+    def check_unchanged(self):
+        """Raise RuntimeError where an object resized a storage while it was pickled."""
+        for storage, address, nbytes in zip(self.storages, self.address, self.nbytes, strict=True):
+            if storage.nbytes() != nbytes or (
+                address is not None and storage.data_ptr() != address
+            ):
+                raise RuntimeError(
+                    "a storage was resized while it was being saved; save it when nobody does that"
+                )
 
 
 class Casting(Storages):
@@ -160,15 +181,10 @@ class Casting(Storages):
 class Noting(Casting):
     """Storages that are noted as they are met: ``noted`` is a set of their numbers, the caller's."""
 
-    def key(self, storage, dtype, taken_for, on_cpu, holder):
-        key = super().key(storage, dtype, taken_for, on_cpu, holder)
+    def key(self, storage, dtype, taken_for, on_cpu):
+        key = super().key(storage, dtype, taken_for, on_cpu)
         self.noted.add(int(key))
         return key
-
-
-def storage_of(holder):
-    """The storage of a tensor, or the storage itself."""
-    return holder.untyped_storage() if isinstance(holder, torch.Tensor) else holder
 
 
 class Views(Storages):
@@ -186,9 +202,13 @@ class Views(Storages):
             itemsize, intervals = self._intervals.setdefault(cdata, (tensor.dtype.itemsize, set()))
             if itemsize != tensor.dtype.itemsize:  # uint16 and uint8, say: they count differently
                 self._whole.add(cdata)
-            if 0 not in shape:
-                last = sum([(size - 1) * step for size, step in zip(shape, stride, strict=True)])
-                intervals.add((offset, offset + last + 1))
+            start, end = interval(offset, shape, stride)
+            if (
+                end * itemsize > tensor.untyped_storage().nbytes()
+            ):  # freed by resize_, say: torch.save takes it as it is
+                self._whole.add(cdata)
+            elif start < end:
+                intervals.add((start, end))
         return row
 
     def persistent_id(self, obj):

@@ -12,7 +12,7 @@ import secrets
 import select
 import stat
 
-from .source import name_of
+from .source import check_descriptor, name_of
 
 
 def open_destination(f, fsync=False):
@@ -21,6 +21,7 @@ def open_destination(f, fsync=False):
     Raises TypeError for anything else, OSError where the system refuses.
     """
     if isinstance(f, int) and not isinstance(f, bool):
+        check_descriptor(f)
         return open_file(f, f"descriptor {f}", fsync)
     if isinstance(f, (str, bytes, os.PathLike)):
         return open_path(os.fsdecode(f), fsync)
@@ -87,6 +88,8 @@ class Replacement(Destination):
     """
 
     def __init__(self, path, target, fsync, exclusive=False):
+        if not path:  # whose real path is the folder that we are in
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         self.path = self.name = path
         self.target, self.fsync, self.folder = target, fsync, os.path.dirname(target)
         self.exclusive = exclusive
@@ -132,8 +135,12 @@ class Replacement(Destination):
         with naming(self.name):
             if self.fsync:
                 os.fsync(self.fd)
-            if self.temporary is not None or not self._take_free_name():
-                self._move()
+            try:
+                if self.temporary is not None or not self._take_free_name():
+                    self._move()
+            except OSError as error:
+                # The names in it may be a descriptor's number, or of a file that is gone by now.
+                raise type(error)(error.errno, error.strerror, self.path) from None
             self.temporary = None
             self._close()
             if self.fsync:

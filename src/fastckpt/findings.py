@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from .terminal import printable
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -22,4 +24,4 @@ class Finding:
         return asdict(self)
 
     def __str__(self) -> str:
-        return self.message
+        return printable(self.message)

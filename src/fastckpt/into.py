@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 from ._crc32 import crc32
 from ._spec import TensorSpec
 from .checkpoint import open as open_checkpoint
+from .dtypes import DTYPES
 from .errors import ChecksumError
 from .lazy import LazyTensor
 from .materialize import fill, mismatch
@@ -277,28 +278,13 @@ class _Filling:
 
     def fits(self, copy):
         """Whether the bytes in the file are those of the target, in the same order."""
-        spec, target = copy.lazy.spec, copy.target
-        if (
-            spec is None
-            or spec.conj
-            or spec.neg
-            or not spec.numel
-            or self.checkpoint.swapped
-            or self.checkpoint.map_file
-        ):
+        spec = copy.lazy.spec
+        if spec is None or self.checkpoint.swapped or self.checkpoint.map_file:
             return False
-        # A subclass, such as a DTensor, may have its memory elsewhere, or none.
-        if type(target) not in PLAIN_TENSORS or not target.data_ptr():
+        if not takes_bytes(copy.target, spec):
             return False
-        same = str(target.dtype) == f"torch.{copy.lazy.dtype}" and target.stride() == spec.stride
-        plain = (
-            target.device.type == "cpu"
-            and target.layout is torch.strided
-            and not (target.is_conj() or target.is_neg())
-        )
-        dense = spec.extent == spec.numel
         row = self.checkpoint.row_of(root_of(spec.storage))
-        return same and plain and dense and self.checkpoint.contents.records.method[row] == STORED
+        return self.checkpoint.contents.records.method[row] == STORED
 
     def fill_direct(self, copies):
         contents, places = self.checkpoint.contents, {}
@@ -374,6 +360,22 @@ class _Filling:
         self.done += nbytes
         if self.progress:
             self.progress(self.done, self.total)
+
+
+def takes_bytes(target, spec):
+    """Whether a tensor's memory takes the bytes of ``spec`` as they lie there, all of them and nothing else."""
+    # A subclass, such as a DTensor, may have its memory elsewhere, or none.
+    if type(target) not in PLAIN_TENSORS or not target.data_ptr():
+        return False
+    same = (
+        str(target.dtype) == f"torch.{DTYPES[spec.dtype].name}" and target.stride() == spec.stride
+    )
+    plain = (
+        target.device.type == "cpu"
+        and target.layout is torch.strided
+        and not (target.is_conj() or target.is_neg() or spec.conj or spec.neg)
+    )
+    return same and plain and 0 < spec.numel == spec.extent
 
 
 def overwritten(error, names):

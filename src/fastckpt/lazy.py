@@ -229,14 +229,15 @@ class LazyTensor(Leaf):
     def _view(self, view, framework):
         owner, start, stride = self._read(view)
         if framework == "numpy":
-            return self._as_array(
+            return self.as_array(
                 owner, start, view.shape, stride, numpy_dtype(self.spec.dtype), values=True
             )
         return self._checkpoint.torch_view(
             owner, start, view.shape, stride, self.spec
         ).requires_grad_(self.requires_grad)
 
-    def _as_array(self, owner, start, shape, stride, dtype, values):
+    def as_array(self, owner, start, shape, stride, dtype, values):
+        """A strided array over a buffer (None: without elements) that holds elements of this tensor."""
         step = dtype.itemsize
         flat = (
             np.empty(1, dtype)
@@ -266,24 +267,16 @@ class LazyTensor(Leaf):
             raise UnsupportedError(
                 f"{self.name}: a tensor on the meta device has no values; read() gives it"
             )
-        storage = spec.storage
-        root = root_of(storage)
-        base = storage.offset // spec.itemsize
         runs = runs_of(view, spec.itemsize)
         if not len(runs.starts):
             return None, 0, view.stride
-        row = self._checkpoint.row_of(root)
-        span, record = runs.span * spec.itemsize, contents.records
+        root, span = root_of(spec.storage), runs.span * spec.itemsize
         whole = span == root.nbytes and len(runs.starts) == 1
-        if (
-            whole
-            or self._checkpoint.swapped
-            or record.method[row] != STORED
-            or storage.offset % spec.itemsize
-            or self._checkpoint.maps(row, spec)
-        ):
+        base = None if whole else self.offset_in_file()
+        if base is None:
             return self._checkpoint.whole_storage(spec.storage), view.offset, view.stride
-        offsets = record.offset[row] + (base + runs.starts) * spec.itemsize
+        row, record = self._checkpoint.row_of(root), contents.records
+        offsets = base + runs.starts * spec.itemsize
         part = Records([record.names[row]] * len(offsets), offsets, np.full(len(offsets), span))
         memory = self._checkpoint.allocate([span * len(offsets)])
         addresses = memory.address[0] + span * np.arange(len(offsets), dtype=np.int64)
@@ -291,6 +284,22 @@ class LazyTensor(Leaf):
         rows = np.arange(len(offsets))
         fill(contents.source, part, rows, addresses, memory.owners, **options)
         return memory.owners[0], 0, runs.stride
+
+    def offset_in_file(self):
+        """Byte of the source where its storage begins; None where its bytes do not lie there as they are in memory, or are
+        mapped: then the storage is taken whole. Called while the source is in use.
+        """
+        checkpoint, spec = self._checkpoint, self.spec
+        storage, records = spec.storage, checkpoint.contents.records
+        row = checkpoint.row_of(root_of(storage))
+        if (
+            checkpoint.swapped
+            or records.method[row] != STORED
+            or storage.offset % spec.itemsize
+            or checkpoint.maps(row, spec)
+        ):
+            return None
+        return int(records.offset[row]) + storage.offset
 
     def _read_into(self, out):
         spec = self._plain("values to fill a buffer with")
@@ -305,7 +314,7 @@ class LazyTensor(Leaf):
         values = spec.conj or spec.neg
         dtype = numpy_dtype(spec.dtype) if values else raw
         if owner is not None:
-            array = self._as_array(owner, start, spec.shape, stride, dtype, values)
+            array = self.as_array(owner, start, spec.shape, stride, dtype, values)
             target.view(dtype).reshape(spec.shape)[...] = array
         return out
 

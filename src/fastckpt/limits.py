@@ -16,6 +16,7 @@ class Limits:
     scan_events: how many names and questionable calls a scan of one file lists before it gives up, and how many harmless calls
         before it only counts them.
     int_digits: decimal digits of an int in a text pickle (turning digits into an int takes quadratic time).
+    stream_nbytes: bytes of memory that a stream may ask for by what it announces; None for as many as the machine has.
     """
 
     key_items: int | None = None
@@ -24,3 +25,4 @@ class Limits:
     object_depth: int = 300
     int_digits: int = 4300
     scan_events: int = 100_000
+    stream_nbytes: int | None = None

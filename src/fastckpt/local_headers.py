@@ -118,6 +118,27 @@ def read_descriptors(source, at, room, crc32, stored, nbytes):
 GOOD, WRONG, ABSENT = range(3)
 
 
+def record_ends(source, directory, columns):
+    """Where each entry ends, descriptor and all, by its local header; where it begins, if that is not there or of another name."""
+    header, limit, stored = columns[_zip.HEADER], columns[_zip.LIMIT], columns[_zip.STORED]
+    local = LocalHeaders(source, directory, columns)
+    ends = np.where(
+        local.present & local.same_name, np.clip(local.data + stored, header, limit), header
+    )
+    rows = np.flatnonzero((ends > header) & ((local.flags & STREAMED) != 0))
+    crc32, nbytes = np.maximum(0, columns[_zip.CRC]), columns[_zip.NBYTES]
+    at, room = ends[rows], limit[rows] - ends[rows]
+    ends[rows] += read_descriptors(source, at, room, crc32[rows], stored[rows], nbytes[rows])[1]
+    return ends
+
+
+def gaps(begins, ends):
+    """(begin, end) of the bytes before the last of some extents that none of them takes."""
+    order = np.argsort(begins, kind="stable")
+    begins, reached = begins[order], np.maximum.accumulate(np.insert(ends[order], 0, 0))
+    return [(int(reached[i]), int(begins[i])) for i in np.flatnonzero(begins > reached[:-1])]
+
+
 def number(data, at, nbytes):
     """A little-endian number of each row of a matrix of bytes, as int64."""
     found = np.zeros(len(data), dtype=np.uint64)

@@ -74,3 +74,8 @@ def huge_pages(path=THP):
     except OSError:
         return "never"
     return next((word.strip("[]") for word in words if word.startswith("[")), "never")
+
+
+def machine_nbytes():
+    """How many bytes of memory the machine has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -68,6 +68,9 @@ class NumpyBridge:
             )
         return np.frombuffer(owner, dtype, count=spec.nbytes // dtype.itemsize, offset=offset)
 
+    def forget(self, index):
+        """Nothing is kept here of a storage."""
+
     def tensors(self, specs):
         return [self.tensor(spec) for spec in specs]
 

@@ -8,10 +8,14 @@ from ._spec import Global, StorageRef
 from .errors import LimitError
 from .nodes import Opaque
 from .ratings import DANGEROUS, KNOWN, UNKNOWN, rate
+from .rebuild import from_type
 
 NAME = 500  # characters of a module or a name that are kept
 TEXT = 120  # of those that are shown in a sentence
 MEMBER, MEMBERS, LEVELS = 40, 4, 3  # of one member, how many, how deep they nest
+MOST_GIVEN_BACK = (
+    32  # calls inside each other that give back what they are given; no torch.save writes two
+)
 
 NAMING = ("GLOBAL", "STACK_GLOBAL", "INST")
 CHANGING = ("BUILD", "APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS")
@@ -180,9 +184,16 @@ class Observation:
         self.calls.append((offset, opcode, shown(made.qualname), arguments, rating))
         if type(made.callee) is not Global:
             self.odd(rating, offset, f"what {shown(made.callee.qualname)} gives is called")
+        elif (
+            made.callee.known is not None
+            and made.callee.known.call is from_type  # which gives a state to what it makes
+            and (target := given_back(made)) is not made
+        ):
+            self.change(offset, opcode, target, made.args)
 
     def change(self, offset, opcode, target, values):
         """A state, items or pairs that something gets which is neither a list, a dict nor a set of the pickle's own."""
+        target = given_back(target)
         if type(target) is Opaque and target.callee is not None:
             rating = self.rating_of(target.callee)
             if rating != KNOWN:
@@ -194,11 +205,43 @@ class Observation:
                     offset,
                     f"{opcode} fills what {shown(target.qualname)} made, which is no container",
                 )
+        elif target is UNTOLD:
+            self.odd(UNKNOWN, offset, f"{opcode} changes what cannot be told: {outline(values)}")
         elif opcode != "BUILD" or values or type(target) is Global:
             rating = DANGEROUS if type(target) is Global else UNKNOWN
             self.odd(
                 rating, offset, f"{opcode} changes {outline(target)} itself: {outline(values)}"
             )
+
+
+UNTOLD = object()
+
+
+def given_back(made):
+    """What a value is that a known function gives back, of its own arguments or those of what it calls; any other as it is.
+
+    UNTOLD where that is something, and the pickle does not say plainly what.
+    """
+    if type(made) is not Opaque:
+        return made
+    function, args = made.callee, made.args
+    for _ in range(MOST_GIVEN_BACK):
+        if type(function) is not Global or function.known is None:
+            return made
+        if function.known.call is from_type:
+            if type(args) is not tuple or len(args) < 3 or type(args[0]) is not Global:
+                return UNTOLD
+            function, args = args[0], args[2]
+            continue
+        if function.known.gives_back is None:
+            return made
+        if type(args) is not tuple or len(args) <= function.known.gives_back:
+            return UNTOLD
+        made = args[function.known.gives_back]
+        if type(made) is not Opaque:
+            return made
+        function, args = made.callee, made.args
+    return UNTOLD
 
 
 def fills(opcode, target):

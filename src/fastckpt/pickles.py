@@ -11,7 +11,7 @@ import numpy as np
 from . import _zip
 from .containers import sniff
 from .containers._tar_members import NEEDED, tar_members
-from .containers._zip_end import CENTRAL_NBYTES, find_end
+from .containers._zip_end import CENTRAL_NBYTES, end_record_64, find_end
 from .containers.legacy import LegacyContainer
 from .containers.stream import PickleStream
 from .containers.tar import TarContainer
@@ -24,6 +24,7 @@ from .containers.zip import (
     inflate,
 )
 from .errors import CheckpointError, FormatError
+from .local_headers import gaps, record_ends
 from .records import DEFLATED, STORED
 from .source import MemorySource
 
@@ -36,6 +37,7 @@ HEAD_NBYTES = 1024
 MOST_NESTING = 4  # archives in archives
 MOST_ARCHIVES = 8  # in one file
 MOST_PICKLES = 10_000  # one behind the other
+MOST_GAPS = 1000  # between the records of an archive
 FIRST_WINDOW = SPARE_NBYTES = 1 << 20
 
 
@@ -123,6 +125,21 @@ class PickleWalk:
         if offset < end and not self.pickles(self.top, offset, end, record):
             self.trailing(record, offset, end, True)
 
+    def between(self, begins, ends):
+        """Look at what no record and no directory takes, given where those begin and end."""
+        unlisted = gaps(begins, ends)
+        if len(unlisted) > MOST_GAPS:
+            self.damage(
+                f"{len(unlisted)} stretches of bytes belong to no record; only {MOST_GAPS} were looked at"
+            )
+        for begin, end in unlisted[:MOST_GAPS]:
+            self.behind(begin, end)
+            if (at := find_header(self.top, begin, end)) is not None:
+                self.damage(
+                    f"the record that begins at byte {at} is in no directory: it was not looked at, nor were others up to "
+                    f"byte {end}; another reader may take it, cut the file into its parts"
+                )
+
     def trailing(self, record, offset, end, in_file):
         known = in_file and self.in_file
         self.observer.trailing(self.named(record), offset if known else None, end - offset)
@@ -188,24 +205,26 @@ class PickleWalk:
             return
         if len(others) >= MOST_ARCHIVES:
             self.damage(f"there are {len(others) + 1} ZIP end records, each with a directory")
-        first, seen, own = end.directory, set(), np.zeros((_zip.COLUMNS, 0), dtype=np.int64)
+        seen, own = set(), np.zeros((_zip.COLUMNS, 0), dtype=np.int64)
+        begins, ends = [[source.nbytes]], [[source.nbytes]]
         for archive in (end, *others[: MOST_ARCHIVES - 1]):
             if lies_inside(archive, own):
                 continue  # an archive that is a record, and looked at as one
             directory = tail.bytes(archive.directory, archive.nbytes)
             columns = self._directory(directory, archive)
             own = columns if archive is end else own
+            end_records, _ = end_record_64(archive, tail) or (archive.at, None)
+            begins += [columns[_zip.HEADER], [archive.directory, end_records]]
+            ends += [record_ends(source, directory, columns)]
+            ends += [[archive.directory + archive.nbytes, archive.end]]
             names = list(RecordNames(directory, columns, 0))
             folders = raw_folders(names)
             for name, entry in zip(names, columns.T.tolist(), strict=True):
-                first = min(first, entry[_zip.HEADER])
                 if (name, entry[_zip.HEADER]) not in seen and not name.endswith("/"):
                     seen.add((name, entry[_zip.HEADER]))
                     if name.lower().endswith(PICKLE_SUFFIXES) or not name.startswith(folders):
                         self._entry(name, entry)
-        if not sniff.is_archive(source.read(0, min(8, source.nbytes))):
-            self.behind(0, first)
-        self.behind(end.end, source.nbytes)
+        self.between(np.concatenate(begins), np.concatenate(ends))
 
     def _directory(self, directory, end):
         """The columns of all entries up to the first that makes no sense."""
@@ -218,7 +237,10 @@ class PickleWalk:
             self.damage(
                 f"ZIP directory entry {count} at byte {end.directory + at}: {DIRECTORY_PROBLEMS[status]}; the file is damaged"
             )
-        return columns[:, :count]
+        columns = np.ascontiguousarray(columns[:, :count])
+        order = np.argsort(columns[_zip.HEADER], kind="stable")
+        _zip.set_limits(columns, order, count, end.directory)
+        return columns
 
     def _entry(self, name, entry):
         """Look at one entry of a ZIP, given by its columns."""
@@ -323,6 +345,16 @@ def lies_inside(archive, columns):
     begin = columns[_zip.HEADER]
     most = LOCAL_NBYTES + columns[_zip.NAME_NBYTES] + MOST_EXTRA_NBYTES + columns[_zip.STORED]
     return bool(((begin < archive.directory) & (archive.end <= begin + most)).any())
+
+
+def find_header(source, begin, end):
+    """Where the signature of a local header stands in a stretch of bytes; None where it does not."""
+    while begin < end:
+        window = bytes(source.read(begin, min(FIRST_WINDOW, end - begin)))
+        if (at := window.find(sniff.LOCAL_HEADER)) >= 0:
+            return begin + at
+        begin += max(1, len(window) - 3)  # it may lie across two windows
+    return None
 
 
 def is_marked(head):

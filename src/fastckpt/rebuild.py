@@ -44,17 +44,18 @@ REBUILD_OTHER, REBUILD_TENSOR, REBUILD_TENSOR_V2, REBUILD_TENSOR_V3, REBUILD_ORD
 
 
 class Known:
-    """A row: ``call(machine, args)`` is what a call of it gives, ``value`` what the bare name stands for."""
+    """A row: ``call(machine, args)`` is what a call of it gives, ``value`` what the bare name stands for.
 
-    __slots__ = ("call", "rebuild", "storage_dtype", "value")
+    ``gives_back`` is the place of the argument that Python's own function may give back as it is, None where it gives none.
+    """
 
-    def __init__(self, call=None, value=MISSING, storage_dtype=-1, rebuild=REBUILD_OTHER):
-        self.call, self.value, self.storage_dtype, self.rebuild = (
-            call,
-            value,
-            storage_dtype,
-            rebuild,
-        )
+    __slots__ = ("call", "gives_back", "rebuild", "storage_dtype", "value")
+
+    def __init__(
+        self, call=None, value=MISSING, storage_dtype=-1, rebuild=REBUILD_OTHER, gives_back=None
+    ):
+        self.call, self.value, self.storage_dtype = call, value, storage_dtype
+        self.rebuild, self.gives_back = rebuild, gives_back
 
 
 def expect(condition, what, found):
@@ -681,7 +682,8 @@ def _python_rows():
 def _numpy_rows():
     for core in ("numpy.core", "numpy._core"):
         yield f"{core}.multiarray _reconstruct", Known(numpy_nodes.reconstruct)
-        yield f"{core}.multiarray scalar", Known(numpy_nodes.scalar)
+        # of an object dtype, up to NumPy 2.2
+        yield f"{core}.multiarray scalar", Known(numpy_nodes.scalar, gives_back=1)
         yield f"{core}.numeric _frombuffer", Known(numpy_nodes.frombuffer)
     yield "numpy dtype", Known(numpy_nodes.make_dtype, numpy_nodes.np.dtype)
     yield "numpy ndarray", Known(None, numpy_nodes.np.ndarray)
@@ -744,8 +746,8 @@ def _torch_rows():
     yield "torch._C Generator", Known(generator, TorchName("Generator"))
     yield "torch Generator", Known(generator, TorchName("Generator"))
     for kind in ("int", "tensor", "double", "bool"):
-        yield f"torch.jit._pickle build_{kind}list", Known(jit_list)
-    yield "torch.jit._pickle restore_type_tag", Known(jit_tag)
+        yield f"torch.jit._pickle build_{kind}list", Known(jit_list, gives_back=0)
+    yield "torch.jit._pickle restore_type_tag", Known(jit_tag, gives_back=0)
 
 
 TABLE = {

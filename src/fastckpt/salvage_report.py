@@ -4,8 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from .findings import Finding
+from .terminal import in_lines
 
 SHOWN = 20  # names in the text of a report
+CONTRADICTION = "contradiction"  # the kind of a finding: two places of the file disagree about a record that is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,8 @@ class SalvageReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is lost."""
-        return not self.lost
+        """Whether nothing is lost, and nothing that is kept is contradicted: then all of it is of one save."""
+        return not self.lost and all(each.kind != CONTRADICTION for each in self.findings)
 
     def as_dict(self) -> dict[str, Any]:
         """The report as plain values, for json.dumps."""
@@ -52,4 +54,4 @@ class SalvageReport:
             lines.append(f"  and {len(self.lost) - SHOWN} more")
         told = set(self.lost.values())
         lines += [f"  {finding}" for finding in self.findings if finding.message not in told]
-        return "\n".join(lines)
+        return in_lines(lines)

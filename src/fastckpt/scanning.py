@@ -11,6 +11,7 @@ from .observing import Observer, shown
 from .pickles import PickleWalk
 from .ratings import DANGEROUS, KNOWN, UNKNOWN
 from .source import open_source
+from .terminal import in_lines
 
 RATINGS = (KNOWN, UNKNOWN, DANGEROUS)  # from the best to the worst
 
@@ -106,7 +107,7 @@ class ScanReport:
             DANGEROUS: "DANGEROUS",
         }
         summary = f"{self.name}: {verdict[self.rating]}; {self.kind}, pickles: {len(self.pickles)}, different names: {len(names)}"
-        return "\n".join([summary, *map(str, self.findings), *map(str, self.notes)])
+        return in_lines([summary, *map(str, self.findings), *map(str, self.notes)])
 
 
 def scan(f, *, limits: Limits | None = None) -> ScanReport:

@@ -5,7 +5,7 @@ import collections.abc
 import fnmatch
 
 from ._spec import StorageRef, TensorSpec
-from ._tree import children, leaves
+from ._tree import children, is_flat, leaves, named_tensors
 from .errors import LimitError, short
 from .nodes import MISSING, Node, Opaque, QuantizedNode
 
@@ -43,6 +43,25 @@ def spelled(key):
 def dotted(path):
     """The name of one path of keys."""
     return Names()(path)
+
+
+def names_of(paths):
+    """The name of each path: its keys joined by dots; the path itself, a tuple, where several would read alike."""
+    name_of = Names()
+    names = [
+        path[0] if len(path) == 1 and type(path[0]) is str else name_of(path) for path in paths
+    ]
+    count = collections.Counter(names)
+    return [path if count[name] > 1 else name for name, path in zip(names, paths, strict=True)]
+
+
+def index_of(root):
+    """{name: leaf} of the tensors of an inert object."""
+    if is_flat(root):  # most are: a dict of tensors, which is its own index
+        return root
+    found = named_tensors(root)
+    names = names_of([path for path, _ in found])
+    return dict(zip(names, [leaf for _, leaf in found], strict=True))
 
 
 def chooser(keys):

@@ -3,11 +3,11 @@
 {"metadata": {"total_size": bytes}, "weight_map": {name: file}}; the files lie beside the index.
 """
 
-import json
 import os
 import re
 import stat
 
+from . import strict_json
 from .errors import FormatError
 from .selection import chooser
 from .source import is_path
@@ -74,7 +74,7 @@ class ShardIndex:
         with open(self.path, "rb") as file:
             data = file.read()
         try:
-            return json.loads(data.decode(), object_pairs_hook=self._unique)
+            return strict_json.parse(data, object_pairs_hook=self._unique)
         except FormatError:
             raise
         except (ValueError, RecursionError) as error:

@@ -185,6 +185,44 @@ class _BytesIOSource(MemorySource):
         self.f.seek(self.start + end)
 
 
+class ObjectReader:
+    """Reads what a binary file object has for it, through ``readinto`` or ``read``."""
+
+    def __init__(self, f):
+        self.f, self.name = f, name_of(f)
+        self._readinto = getattr(f, "readinto", None)
+
+    def __call__(self, view):
+        """Read up to ``len(view)`` bytes: how many there were (0 at the end), None where there are none yet."""
+        if self._readinto is not None:
+            try:
+                got = self._readinto(view)
+            except (NotImplementedError, io.UnsupportedOperation):
+                self._readinto = None
+            else:
+                if got is not None and not 0 <= got <= len(view):
+                    raise OSError(
+                        errno.EIO,
+                        f"readinto() of {len(view)} bytes says that it read {got}",
+                        self.name,
+                    )
+                return got
+        data = self.f.read(len(view))
+        if data is None:
+            return None
+        if isinstance(data, str):
+            raise text_mode(self.name)
+        got = memoryview(data).nbytes
+        if got > len(view):
+            raise OSError(errno.EIO, f"read({len(view)}) gave {got} bytes", self.name)
+        view[:got] = memoryview(data).cast("B")
+        return got
+
+
+def text_mode(name):
+    return TypeError(f"{name}: the file is open in text mode; open it with 'rb'")
+
+
 class ObjectSource(Source):
     """A seekable binary file object (gzip.open, a tar member, an object of your own), one read at a time."""
 
@@ -210,8 +248,8 @@ class ObjectSource(Source):
         self.nbytes = region_nbytes(self.name, end, self.start, nbytes)
         f.seek(self.start)
         if isinstance(f.read(0), str):
-            raise self._text_mode()
-        self._readinto = getattr(f, "readinto", None)
+            raise text_mode(self.name)
+        self._some = ObjectReader(f)
 
     def readinto(self, offset, view):
         self.check_open()
@@ -226,35 +264,6 @@ class ObjectSource(Source):
                     raise self.short(offset, len(view), done)
                 else:
                     done += got
-
-    def _some(self, view):
-        """Read up to ``len(view)`` bytes: how many there were, None where there are none yet."""
-        if self._readinto is not None:
-            try:
-                got = self._readinto(view)
-            except (NotImplementedError, io.UnsupportedOperation):
-                self._readinto = None
-            else:
-                if got is not None and not 0 <= got <= len(view):
-                    raise OSError(
-                        errno.EIO,
-                        f"readinto() of {len(view)} bytes says that it read {got}",
-                        self.name,
-                    )
-                return got
-        data = self.f.read(len(view))
-        if data is None:
-            return None
-        if isinstance(data, str):
-            raise self._text_mode()
-        got = memoryview(data).nbytes
-        if got > len(view):
-            raise OSError(errno.EIO, f"read({len(view)}) gave {got} bytes", self.name)
-        view[:got] = memoryview(data).cast("B")
-        return got
-
-    def _text_mode(self):
-        return TypeError(f"{self.name}: the file is open in text mode; open it with 'rb'")
 
     def finish(self, end):
         self.close()
@@ -314,6 +323,12 @@ def open_path(path, offset, nbytes):
     return MemorySource(data, name, offset, nbytes)
 
 
+def check_descriptor(fd):
+    """Raise OSError for a number that no descriptor can be."""
+    if not 0 <= fd < 1 << 31:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF), f"<descriptor {fd}>")
+
+
 def open_source(f, offset=0, nbytes=None):
     """Turn ``f`` into a Source.
 
@@ -326,6 +341,7 @@ def open_source(f, offset=0, nbytes=None):
     if isinstance(f, (str, os.PathLike)) or type(f) is bytes and is_path(f):
         return open_path(os.fspath(f), offset, nbytes)
     if isinstance(f, int) and not isinstance(f, bool):
+        check_descriptor(f)
         if not stat.S_ISREG(os.fstat(f).st_mode):
             raise OSError(
                 errno.ESPIPE,

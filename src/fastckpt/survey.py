@@ -36,6 +36,8 @@ from .findings import Finding
 from .local_headers import ABSENT, GOOD, STREAMED, LocalHeaders
 from .records import DEFLATED, Records
 
+# Of an entry: where its external attributes stand, and their bit, of MS-DOS, that marks a folder.
+ATTRIBUTES, FOLDER_BIT = 38, 0x10
 # Two archives in one file are worth a sentence, a thousand are not worth a thousand.
 MOST_ARCHIVES = 8
 
@@ -108,6 +110,10 @@ class ZipSurvey:
                 at,
             )
         self.good = np.flatnonzero(self.entry_status == _zip.OK)
+        entries = np.frombuffer(directory, dtype=np.uint8)
+        marked = entries[places[self.good] + ATTRIBUTES] & FOLDER_BIT != 0
+        marked &= self.columns[_zip.STORED, self.good] > 0
+        self.marked = set(self.good[marked].tolist())  # rows with data that are said to be folders
         self._set_limits()
 
     def _set_limits(self):
@@ -177,6 +183,13 @@ class ZipSurvey:
                 "duplicate",
                 "there are two records of this name and readers differ in which one they take; "
                 "the file is damaged or made to deceive",
+                row,
+            )
+        for row in sorted(self.marked.intersection(self.rows)):
+            self._find(
+                "marked_as_folder",
+                f"its attributes mark it as a folder, yet it has {self.columns[_zip.STORED, row]} bytes, none of which torch "
+                "reads: a storage is whatever its memory was; the file is damaged",
                 row,
             )
         columns = self.columns
@@ -274,11 +287,11 @@ class ZipSurvey:
         # Whatever a bad record really is, it is the one that lies there.
         bad = np.array([int(row) in self.bad for row in self.good], dtype=bool)
         stop = np.where(bad, limit, stop)
-        order = np.argsort(header, kind="stable")
-        begins = np.append(header[order], self.end.directory)
-        ends = np.maximum.accumulate(np.insert(stop[order], 0, 0))
-        for i in np.flatnonzero(begins > ends):
-            self._unclaimed(int(ends[i]), int(begins[i]))
+        directory = self.end.directory
+        for begin, end in local_headers.gaps(
+            np.append(header, directory), np.append(stop, directory)
+        ):
+            self._unclaimed(begin, end)
 
     def _unclaimed(self, begin, end):
         self._find(

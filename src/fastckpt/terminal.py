@@ -8,5 +8,10 @@ def printable(text, keep=""):
     return "".join([c if c.isprintable() or c in keep else escaped(c) for c in text])
 
 
+def in_lines(texts):
+    """One line for each text, whatever is in it: a file's names, and its own, write no lines."""
+    return "\n".join(map(printable, texts))
+
+
 def escaped(character):
     return character.encode("unicode-escape", "backslashreplace").decode("ascii")

@@ -41,6 +41,11 @@ def torch_dtype(code):
     return dtype
 
 
+def empty_tensor(shape, dtype):
+    """Memory for a tensor on the CPU, whatever torch's default device is."""
+    return torch.empty(shape, dtype=dtype, device="cpu")
+
+
 def allowed_globals():
     """What the user allowed with torch.serialization.add_safe_globals or safe_globals, by qualified name."""
     found = {}
@@ -187,6 +192,12 @@ class TorchBridge:
             self.made[spec.index] = storage
         return storage
 
+    def forget(self, index):
+        """Let go of a storage, of which no tensor will be made any more."""
+        self.made.pop(index, None)
+        if self.first:
+            self.first[index] = None
+
     def make_storage(self, spec):
         if self.placement.reads_nothing or spec.location == "meta":
             storage = torch.UntypedStorage(spec.nbytes, device="meta")
@@ -209,7 +220,8 @@ class TorchBridge:
         """The tensors of many specs: in one native loop those that have a storage for themselves, as most have."""
         tensors = [None] * len(specs)
         if self.placement.keeps_cpu:
-            self.first = [None] * len(self.places.owners)
+            if not self.first:
+                self.first = [None] * len(self.places.owners)
             owners, everywhere = self.places.owners, self.placement.map_location == "cpu"
             tensors = make_tensors(
                 specs, owners, self.places.address, DLPACK, self.first, FROM_DLPACK, everywhere
@@ -515,6 +527,14 @@ def view_tensor(owner, start, shape, stride, spec, placement):
             tensor, {name: True for name in ("conj", "neg") if getattr(spec, name)}
         )
     return tensor.requires_grad_(True) if spec.requires_grad else tensor
+
+
+def dense_tensor(owner, code, shape):
+    """A contiguous tensor on the CPU over a buffer of exactly its bytes (None: it has none)."""
+    dtype = torch_dtype(code)
+    if owner is None:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(owner, dtype=torch.uint8).view(dtype).view(shape)
 
 
 def bytes_of(out, spec):

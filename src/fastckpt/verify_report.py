@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .findings import Finding
+from .terminal import in_lines
 
 OK = "ok"  # its CRC-32 is the one that the file gives
 NOT_CHECKED = "not checked"  # the writer stored no CRC-32
@@ -41,8 +42,8 @@ class VerifyReport:
 
     ``records``: every record, in the order of the directory, then those that are missing. ``findings``: what is wrong; ``ok`` is
     that there are none. ``notes``: what is legal and worth knowing. ``torch_accepts``: whether torch.load(weights_only=True) of
-    torch 2.13 would take the file, which checks no checksum; ``torch_reasons`` says why not. ``unreached_nbytes``: bytes of
-    storages that no tensor reaches, counted from each tensor's first element to its last.
+    torch 2.13 would take the file, which checks no checksum, and read the records that are meant; ``torch_reasons`` says why not.
+    ``unreached_nbytes``: bytes of storages that no tensor reaches, counted from each tensor's first element to its last.
     """
 
     name: str
@@ -89,7 +90,7 @@ class VerifyReport:
         lines += [
             f"  torch.load(weights_only=True) refuses it: {reason}" for reason in self.torch_reasons
         ]
-        return "\n".join(lines)
+        return in_lines(lines)
 
 
 def _lines(findings):

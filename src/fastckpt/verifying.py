@@ -17,6 +17,7 @@ from .containers.zip import (
     PICKLE,
     TORCHSCRIPT_RECORD,
     VERSION_RECORDS,
+    folded,
     parse_version,
 )
 from .dtypes import DTYPES
@@ -41,7 +42,14 @@ from .verify_report import (
     RecordCheck,
     VerifyReport,
 )
-from .weights_only import pickle_reasons, refused_names, shortened, stream_reasons, zip_reasons
+from .weights_only import (
+    ALIGNMENT_RECORD,
+    pickle_reasons,
+    refused_names,
+    shortened,
+    stream_reasons,
+    zip_reasons,
+)
 from .workers import check_threads
 
 if TYPE_CHECKING:
@@ -235,6 +243,7 @@ class _ZipCheck(_Check):
             self.look_at_storages(survey.storages)
             self._look_for_extra()
             self._note_unchecked()
+        self._look_for_other_case()
         self.reasons += zip_reasons(survey, self.unpickled)
         return self.finish(survey.rows)
 
@@ -290,6 +299,22 @@ class _ZipCheck(_Check):
                     f"record {name!r} lies among the storages, and the pickle does not name it"
                 )
                 self.add(self.notes, "extra_record", problem, name)
+
+    def _look_for_other_case(self):
+        """Find what torch, to which a name in capitals is the same name, may take for a record that is used."""
+        survey = self.survey
+        used = {PICKLE, BYTEORDER_RECORD, TORCHSCRIPT_RECORD, ALIGNMENT_RECORD, *VERSION_RECORDS}
+        if self.unpickled is not None:
+            used.update(self.record_name(spec.key) for spec in self.unpickled.storages)
+        meant = {folded(survey.root + name): name for name in sorted(used)}
+        for row in survey.rows:
+            whole = survey.all_names[row]
+            name = meant.get(folded(whole))
+            if name is not None and whole != survey.root + name:
+                said = f"record {survey.names[row]!r} is to torch, which compares names without case, a record {name!r}"
+                problem = f"{said}, which it is not; the file is damaged or made to deceive"
+                self.add(self.damage, "name_in_other_case", problem, survey.names[row])
+                self.reasons.append(f"{said}, and it may read the wrong one")
 
     def _note_unchecked(self):
         count = sum(state == NOT_CHECKED for state in self.states.values())

@@ -3,6 +3,8 @@
 What is asked is what torch checks, which is less than what is right: it looks at no CRC-32. Where devices are is left out.
 """
 
+import re
+
 from ._stack import opcodes_of
 from ._zip import HEADER, OK
 from .containers._zip_end import COMMENT_REACH
@@ -15,6 +17,7 @@ from .containers.zip import (
     TORCHSCRIPT_RECORD,
     VERSION_RECORDS,
     RecordNames,
+    folded,
     parse_version,
 )
 from .dtypes import CODE_BY_STORAGE, DTYPES, QUANTIZED, SUB_BYTE_NAMES
@@ -28,6 +31,11 @@ REBUILD = """parameter parameter_with_state qtensor tensor tensor_v2 tensor_v3 s
     wrapper_subclass device_tensor_from_numpy device_tensor_from_cpu_tensor""".split()
 # torch writes them, and fails to read them: it has no bytes yet where it wants to look at some.
 LEGACY_REFUSED = {"torch.storage.UntypedStorage", "torch._utils._rebuild_nested_tensor"}
+# Where torch can put a storage: on its own devices, and on those that others are known to add to it.
+LOCATION = re.compile(
+    r"cpu|meta|mps.*|(cuda|xpu|hpu|mtia|xla|privateuseone|npu|mlu|musa)((:|[0-9]).*)?", re.DOTALL
+)
+ALIGNMENT_RECORD = ".storage_alignment"
 # Set on an entry of the directory, these make torch refuse to read it: encrypted, patch data, strong encryption.
 UNREADABLE = 0x0001 | 0x0020 | 0x0040
 
@@ -67,6 +75,9 @@ def pickle_reasons(unpickled, data):
         yield f"the pickle names {shortened(names)}"
     if others := sorted(set(opcodes_of(data)) - set(OPCODES)):
         yield f"the pickle has opcodes that are not allowed: {', '.join(f'{op:#04x}' for op in others)}"
+    locations = {spec.location for spec in unpickled.storages}
+    if nowhere := sorted(each for each in locations if not LOCATION.fullmatch(each)):
+        yield f"storages are tagged with devices that are not known: {shortened([repr(each[:40]) for each in nowhere])}"
     if unpickled.undecodable is not None:
         yield f"the pickle has a Python 2 string that is not UTF-8: {unpickled.undecodable[:40]!r}"
 
@@ -114,7 +125,7 @@ class _Archive:
         self.names = names
         folder, slash, _ = names[0].partition("/")
         self.root = folder + slash if slash else None
-        self.rows = {name.lower(): row for row, name in enumerate(names)}
+        self.rows = {folded(name): row for row, name in enumerate(names)}
         self.local_row = {int(row): i for i, row in enumerate(survey.good)}
 
     def container_reasons(self):
@@ -146,6 +157,9 @@ class _Archive:
         if problem := self.problem(PICKLE):
             yield problem
         names = [name for name in VERSION_RECORDS if self.row(name) is not None]
+        for name in (*names[:1], BYTEORDER_RECORD, ALIGNMENT_RECORD):
+            if self.row(name) in self.survey.marked:
+                yield self.problem(name)
         text = self.content(names[0]) if names else None
         version = None if text is None else parse_version(text)
         if version is None or not OLDEST_VERSION <= version <= NEWEST_VERSION:
@@ -154,7 +168,7 @@ class _Archive:
         text = self.content(BYTEORDER_RECORD)
         if text not in (None, b"little", b"big"):
             yield f"its byte order is {text[:20]!r}"
-        text = self.content(".storage_alignment")
+        text = self.content(ALIGNMENT_RECORD)
         if text is not None:
             try:
                 int(text)
@@ -162,7 +176,7 @@ class _Archive:
                 yield f"its storage alignment is {text[:20]!r}, which is no number"
 
     def row(self, name):
-        return self.rows.get((self.root + name).lower())
+        return self.rows.get(folded(self.root + name))
 
     def content(self, name):
         row = self.row(name)
@@ -182,6 +196,8 @@ class _Archive:
             return f"record {name!r} reaches over the end of the file"
         if self.survey.flags[row] & UNREADABLE or records.method[row] not in (STORED, DEFLATED):
             return f"record {name!r} is encrypted, or compressed in a way that torch cannot read"
+        if row in self.survey.marked:
+            return f"record {name!r} is marked as a folder, and torch would take whatever memory held for its content"
         return None
 
     def storage_problem(self, spec):

@@ -12,6 +12,8 @@ import threading
 
 # More readers than this wait for memory, not for work.
 MOST_THREADS = 16
+# What is asked for counts up to here: OpenMP ends the process where it cannot make the threads that it is asked for.
+MOST_ASKED = 1024
 # Below this many bytes the caller's thread reads alone. Medians, two CPUs (EPYC), one thread and two: 8 MiB 0.68
 # and 0.72 ms, 16 MiB 1.9 and 1.5 ms, 64 MiB 7.8 and 5.3 ms.
 SERIAL_BELOW = 8 << 20
@@ -37,14 +39,14 @@ def thread_count(threads=None):
 
 
 def check_threads(threads):
-    """Give back what was asked for, or raise TypeError or ValueError where it cannot be meant."""
+    """Give back what was asked for, MOST_ASKED at most, or raise TypeError or ValueError where it cannot be meant."""
     if threads is None:
         return None
     if isinstance(threads, bool) or not hasattr(threads, "__index__"):
         raise TypeError(f"threads={threads!r}: a number is expected, or None for as many as fit")
     if threads < 1:
         raise ValueError(f"threads={threads}: at least 1 is needed, or None for as many as fit")
-    return int(threads)
+    return int(min(threads, MOST_ASKED))
 
 
 def team(number):

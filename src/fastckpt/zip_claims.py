@@ -40,6 +40,13 @@ class DirectoryClaims:
             return
         self._read(end, tail.bytes(end.directory, end.nbytes))
 
+    def contradiction(self, name, nbytes, crc32):
+        """The Claim that speaks against such a content of a record that was found without the directory; None if there is none."""
+        claims = [*self.claims.get(name, ()), *self.guesses.get(name, ())]
+        if any(each.nbytes == nbytes and each.crc32 in (crc32, NO_CRC) for each in claims):
+            return None
+        return claims[0] if claims else None
+
     def _read(self, end, directory):
         room = max(end.entries, end.nbytes // CENTRAL_NBYTES + 1)
         columns = np.empty((_zip.COLUMNS, room), dtype=np.int64)

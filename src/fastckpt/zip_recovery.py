@@ -28,6 +28,7 @@ from .errors import FormatError, UnsupportedError, without_object
 from .findings import Finding
 from .materialize import checksums
 from .records import NO_CRC, Records
+from .salvage_report import CONTRADICTION
 from .zip_claims import DirectoryClaims
 
 FORMAT_VERSION, ALIGNMENT_RECORD = ".format_version", ".storage_alignment"
@@ -66,7 +67,8 @@ class ZipRecovery:
         self.source, self.threads, self.progress, self.limits = source, threads, progress, limits
         self.whole, self.problems = {}, {}
         self.unpickled = None
-        self.walker, directory = Walker(source), DirectoryClaims(source)
+        self.walker, self.directory = Walker(source), DirectoryClaims(source)
+        directory = self.directory
         self.prefix, self.no_pickle = directory.prefix, directory.no_pickle
         self.findings = directory.findings
         self._check(directory.claims)
@@ -248,6 +250,7 @@ class ZipRecovery:
         self.findings += [
             finding for name, finding in self.problems.items() if name not in self.whole
         ]
+        self._note_contradictions()
         self._note_unchecked()
 
     def _find_others(self, row_of):
@@ -317,6 +320,21 @@ class ZipRecovery:
             )
             return order or default_byteorder()
         return default_byteorder()
+
+    def _note_contradictions(self):
+        """Say where local header and descriptor are believed against the directory: two saves may have written the two."""
+        for name, (claim, crc32) in self.whole.items():
+            said = self.directory.contradiction(name, claim.nbytes, crc32)
+            if said is not None:
+                problem = (
+                    f"its {claim.nbytes} bytes with CRC-32 {crc32:08x} are what its descriptor says, the ZIP directory says "
+                    f"{said.nbytes} bytes with CRC-32 {max(0, said.crc32):08x}; it is kept, but what is kept may come from "
+                    f"different saves, of which one wrote over the other"
+                )
+                where = f"{self.source.name}: record {name!r} at byte {claim.offset}"
+                self.findings.append(
+                    Finding(CONTRADICTION, f"{where}: {problem}", name, claim.offset)
+                )
 
     def _note_unchecked(self):
         count = sum(

@@ -4,14 +4,13 @@ What is relied on must agree with itself: names that occur twice, entries that o
 and second archives are errors. Entries outside the checkpoint's folder are ignored.
 """
 
-import json
 import os
 import zlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from .. import _zip, _zip_local
+from .. import _zip, _zip_local, strict_json
 from .._crc32 import crc32
 from ..errors import ChecksumError, FormatError, UnsupportedError
 from ..records import DEFLATED, NO_CRC, STORED, Records
@@ -130,13 +129,14 @@ class ZipContainer:
         return text.decode()
 
     def metadata(self):
-        """What the metadata record says, parsed; None where there is none, or where it is not JSON."""
+        """What the metadata record says, parsed; None where there is none, or where it is not JSON of finite numbers."""
         row = self.index.get(METADATA_RECORD)
         if row is None or self.records.nbytes[row] > METADATA_MOST_NBYTES:
             return None
+        data = self.read_row(row)
         try:
-            return json.loads(self.read_row(row).decode())
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+            return strict_json.parse(data)
+        except (ValueError, RecursionError):
             return None
 
     def locate(self, rows):
@@ -312,6 +312,11 @@ class RecordNames(Sequence):
     def __getitem__(self, row):
         at, nbytes = int(self._at[row]), int(self._nbytes[row])
         return bytes(self._text[at + self._skip : at + nbytes]).decode("utf-8", "surrogateescape")
+
+
+def folded(name):
+    """A name as torch compares it: its ASCII letters small."""
+    return name.encode("utf-8", "surrogateescape").lower()
 
 
 class RecordIndex(Mapping):

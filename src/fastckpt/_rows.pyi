@@ -1,0 +1,9 @@
+from _typeshed import ReadableBuffer, WriteableBuffer
+
+def copy_rows(
+    target: WriteableBuffer, source: ReadableBuffer, pieces: ReadableBuffer, row_nbytes: int
+) -> int: ...
+def value_bounds(
+    values: ReadableBuffer, counts: ReadableBuffer, bounds: WriteableBuffer, itemsize: int
+) -> None: ...
+def move_numbers(values: WriteableBuffer, table: ReadableBuffer, itemsize: int) -> int: ...

@@ -1,0 +1,164 @@
+"""Window: numbered jobs, run by threads a bounded way ahead of the caller, their results handed out in order."""
+
+import atexit
+import os
+import queue
+import threading
+import time
+import weakref
+
+# How long the end of the interpreter waits for jobs under way, in seconds: not for ever for one that hangs.
+LAST_WAIT = 5.0
+# In place of a result: the thread that ran the job could not even say what went wrong.
+LOST = object()
+
+
+class Window:
+    """Runs ``run(0)`` ... ``run(count - 1)`` on at most ``workers`` threads; ``next()`` gives their results in order.
+
+    Job j may start only while ``j < next_out + width``, ``next_out`` being the job whose result is handed out next: however long one
+    hangs, no more than ``width`` are begun and not handed out. Where there is no thread (``workers`` is 0, or the system has
+    none to give) the caller does each job when it is asked for.
+
+    ``run`` returns, whatever happens; the caller's own KeyboardInterrupt may pass through it, and the job is then done by the
+    next ``next()``. One thread calls ``next`` at a time. Nothing here waits for a job that nobody wants any more.
+    """
+
+    def __init__(self, run, count, width, workers):
+        self.run, self.count = run, count
+        self.width = max(1, min(width, count))
+        self.next_in = self.next_out = (
+            0  # the job that is started next, the one that is handed out next
+        )
+        self.ready = {}  # job -> what it gave
+        self.stopped = False
+        self.pid = os.getpid()
+        # Over next_in, next_out, idle and ready; never held while a job runs.
+        self.lock = threading.Lock()
+        self.idle = 0  # threads that found no job they may start; each takes one word from ``wake`` to look again
+        self.wake = (
+            queue.SimpleQueue()
+        )  # whose put may be called anywhere, even where a garbage collection ends up
+        # Released when there is news. A bare lock and no Condition: Ctrl-C while it waits leaves nothing half done.
+        self.news = threading.Lock()
+        self.news.acquire()
+        self.threads = []
+        self._start_threads(min(workers, self.width, count))
+
+    def _start_threads(self, number):
+        if number:
+            _windows.add(self)
+        try:
+            for _ in range(number):
+                # daemon: so that the interpreter's end does not wait before _end_all has told them to end
+                thread = threading.Thread(target=self._work, name="loader", daemon=True)
+                thread.start()
+                self.threads.append(thread)
+        except RuntimeError:  # no more are to be had: those that are there do it, or the caller
+            pass
+        except BaseException:
+            self.stop()
+            raise
+
+    # -- the caller
+
+    def next(self):
+        """The result of the next job; StopIteration after the last, or once it was stopped.
+
+        Raises RuntimeError in a process that was forked meanwhile, for what the threads of the parent had not done yet.
+        """
+        if self.next_out >= self.count or self.stopped:
+            raise StopIteration
+        if not self.threads:
+            result = self.run(self.next_out)
+            self.next_out += 1
+            return result
+        if os.getpid() != self.pid:
+            return self._left_over()
+        while self.next_out not in self.ready:
+            self.news.acquire()
+            if self.stopped:
+                raise StopIteration
+        result = self.ready[self.next_out]
+        if result is LOST:
+            result = self.run(self.next_out)
+        with self.lock:
+            del self.ready[self.next_out]
+            self.next_out += 1
+            if self.idle and self._may_start():
+                self.idle -= 1
+                self.wake.put(None)
+        return result
+
+    def _left_over(self):
+        # The lock may be held by a thread that does not exist here, so it is not asked for.
+        result = self.ready.pop(self.next_out, LOST)
+        if result is LOST:
+            raise RuntimeError(
+                "this epoch was started before fork(), and its threads are not in this process; start a new one with iter(loader)"
+            )
+        self.next_out += 1
+        return result
+
+    def stop(self):
+        """Start no more jobs and forget what they gave. Returns at once; jobs under way end by themselves.
+
+        Takes no lock: it runs wherever the last reference to its user is dropped, be it in a thread that has the lock.
+        """
+        self.stopped = True
+        self.ready.clear()
+        for _ in self.threads:
+            self.wake.put(None)
+        self._tell()
+
+    # -- the threads
+
+    def _may_start(self):
+        return self.next_in < min(self.count, self.next_out + self.width)
+
+    def _work(self):
+        while not self.stopped:
+            with self.lock:
+                job = self.next_in
+                if may := self._may_start():
+                    self.next_in += 1
+                elif job < self.count:
+                    self.idle += 1  # under one lock with what moves the window on: no word is lost
+                else:
+                    return
+            if may:
+                self._do(job)
+            else:
+                self.wake.get()
+
+    def _do(self, job):
+        try:
+            result = self.run(job)
+        except BaseException:  # out of memory, most likely: let the caller meet it
+            result = LOST
+        with self.lock:
+            if not self.stopped:
+                self.ready[job] = result
+        if job == self.next_out:
+            self._tell()
+
+    def _tell(self):
+        try:
+            self.news.release()
+        except RuntimeError:  # it is known already
+            pass
+
+
+# Those that have threads, for the end of the interpreter: a thread that is still computing then may crash.
+_windows: weakref.WeakSet = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all():
+    windows = list(_windows)
+    for window in windows:
+        window.stop()
+    until = time.monotonic() + LAST_WAIT
+    for window in windows:
+        for thread in window.threads:
+            thread.join(max(0.0, until - time.monotonic()))

@@ -1,0 +1,167 @@
+"""out=: a stream into tensors that are there, straight into their memory where it takes the bytes as they come."""
+
+import torch
+
+from .._spec import StorageRef
+from .._tree import leaves, named_leaves, substitute
+from ..dtypes import DTYPES
+from ..errors import ChecksumError, UnsupportedError
+from ..into import overwritten, plan_dict, takes_bytes
+from ..lazy import core_of, dtype_of, plain_spec, shape_of
+from ..plan import root_of, roots_of, with_bytes
+from ..selection import index_of, names_of
+from .receiving import StreamReader
+
+
+class Coming:
+    """A tensor of a stream, with what into.plan_dict wants to know of it."""
+
+    def __init__(self, leaf):
+        self.leaf, self.spec, self.shape = leaf, plain_spec(leaf), shape_of(core_of(leaf))
+
+
+def plan_targets(contents, out, strict):
+    """The Copies of a stream into the tensors of ``out``, by name. Raises where something does not fit."""
+    found = [(path, t) for path, t in named_leaves(out) if isinstance(t, torch.Tensor)]
+    names = names_of([path for path, _ in found])
+    there = dict(zip(names, [tensor for _, tensor in found], strict=True))
+    coming = {name: Coming(leaf) for name, leaf in index_of(contents.unpickled.obj).items()}
+    copies, _, _ = plan_dict(there, coming, {}, strict)
+    problems = [problem for copy in copies if (problem := misfit(copy))]
+    if problems:
+        raise RuntimeError(
+            "Error(s) in loading a stream into tensors:\n\t{}".format("\n\t".join(problems))
+        )
+    return copies
+
+
+def misfit(copy):
+    """Why a tensor cannot take the values of the one that comes, or None."""
+    name, coming, target = copy
+    dtype = f"torch.{DTYPES[dtype_of(coming.leaf)].name}"
+    if coming.spec is None:
+        raise UnsupportedError(
+            f"{name!r} is a {coming.leaf.kind} tensor, and out= takes strided ones; load it without out="
+        )
+    if str(target.dtype) != dtype:
+        return f"dtype mismatch for {name}: {dtype} arrives, the tensor there is of {target.dtype}."
+    if target.is_meta:
+        return f"{name} is on the meta device, and has no memory."
+    if any(n > 1 and step == 0 for n, step in zip(target.shape, strides(target), strict=True)):
+        return f"{name} is expanded: its elements share their memory."
+    return None
+
+
+def strides(tensor):
+    return tensor.stride() if tensor.layout is torch.strided else [1] * tensor.dim()
+
+
+class TargetReader(StreamReader):
+    """Makes the object of a stream with the tensors of ``out`` in it, filled."""
+
+    def __init__(self, contents, out, strict, **options):
+        super().__init__(contents, "torch", "error", None, **options)
+        self.refuse(contents.unpickled.unknown)
+        self.copies = plan_targets(contents, out, strict)
+
+    def make(self, root, storages, tensors, limits):
+        plan = TargetPlan(self.contents, self.copies)
+        arrival = self.arrival(plan.wanted, plan.parts)
+        bridge = self.empty_bridge(arrival.places)
+        with torch.no_grad():
+            try:
+                for records in arrival.groups():
+                    for row in records:
+                        plan.fill(row, bridge)
+            except ChecksumError as error:
+                raise overwritten(error, plan.touched(arrival.received)) from None
+            plan.fill_late()
+        for copy in self.copies:
+            torch.autograd.graph.increment_version(copy.target)
+        made = [None] * len(self.contents.unpickled.tensors)
+        free = [spec for spec in tensors if spec.index not in plan.first]
+        for spec, tensor in zip(free, bridge.tensors(free), strict=True):
+            made[spec.index] = tensor
+        for index, copy in plan.first.items():
+            made[index] = copy.target
+        return substitute(root, bridge, made, limits)
+
+
+class TargetPlan:
+    """What is done with each record: its bytes go to tensors of ``out``, or to memory of its own and from there.
+
+    ``wanted`` are the storages that need memory, ``parts`` are those of Arrival, ``first`` has by index of a spec the copy
+    that it is used in first.
+    """
+
+    def __init__(self, contents, copies):
+        unpickled = contents.unpickled
+        self.rows, self.parts, self.first, self.late = contents.rows, {}, {}, []
+        self._direct, self._staged, self._filled = {}, {}, []  # the first two by row
+        for copy in copies:
+            self.first.setdefault(copy.lazy.spec.index, copy)
+        self._keep = self._kept(unpickled)  # indices of storages that the object needs as such
+        by_storage = {}
+        for copy in copies:
+            by_storage.setdefault(root_of(copy.lazy.spec.storage).index, []).append(copy)
+        storages = with_bytes(roots_of(unpickled.storages))
+        self.wanted = [
+            storage
+            for storage in storages
+            if storage.index in self._keep or not self._goes_straight(storage, by_storage)
+        ]
+        for storage in self.wanted:
+            self._staged[self.rows[storage.key]] = storage, by_storage.get(storage.index, ())
+
+    def _kept(self, unpickled):
+        """Storages that something else than a tensor of ``out`` lies in."""
+        keep = {root_of(t.storage).index for t in unpickled.tensors if t.index not in self.first}
+        refs = [leaf for leaf in leaves(unpickled.obj, set()) if isinstance(leaf, StorageRef)]
+        return keep | {root_of(ref.storage).index for ref in refs}
+
+    def _goes_straight(self, storage, by_storage):
+        """Plan the parts of a record; False where it has to go through memory of its own."""
+        taken, parts = {}, []
+        for copy in by_storage.get(storage.index, ()):
+            spec, target = copy.lazy.spec, copy.target
+            if not spec.numel:
+                continue
+            if not takes_bytes(target, spec):
+                return False
+            part = spec.storage.offset + spec.offset * spec.itemsize, spec.nbytes
+            if part not in taken:
+                taken[part] = copy
+                parts.append((*part, target.data_ptr()))
+            elif taken[part].target.data_ptr() != target.data_ptr():
+                self.late.append((copy, taken[part]))
+        parts.sort()
+        ends = [start + nbytes for start, nbytes, _ in parts]
+        if any(end > start for end, (start, _, _) in zip(ends, parts[1:], strict=False)):
+            return False
+        row = self.rows[storage.key]
+        self.parts[row], self._direct[row] = parts, list(taken.values())
+        return True
+
+    def fill(self, row, bridge):
+        """A record has arrived: fill what has not been filled by that."""
+        if row not in self._staged:
+            return
+        storage, copies = self._staged[row]
+        for copy in copies:
+            copy.target.copy_(bridge.tensor(copy.lazy.spec))
+            self._filled.append(copy.name)
+        if storage.index not in self._keep:
+            bridge.forget(storage.index)
+            bridge.places.owners[storage.index] = None
+
+    def touched(self, count):
+        """The names of tensors that were overwritten when the first ``count`` records have arrived."""
+        direct = [
+            copy.name for row in sorted(self._direct) if row < count for copy in self._direct[row]
+        ]
+        return direct + self._filled
+
+    def fill_late(self):
+        """Tensors whose bytes went to the memory of others."""
+        for copy, source in self.late:
+            copy.target.copy_(source.target)

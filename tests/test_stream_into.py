@@ -1,0 +1,173 @@
+"""out=: streams into tensors that are there."""
+
+import io
+
+import pytest
+import torch
+
+import fastckpt
+from fastckpt import stream
+
+each_format = pytest.mark.parametrize("format", stream.FORMATS)
+
+
+def dumped(obj, **options):
+    f = io.BytesIO()
+    stream.dump(obj, f, **options)
+    return f.getvalue()
+
+
+def load(obj, out, format="native", **options):
+    f = io.BytesIO(dumped(obj, format=format) + b"tail")
+    result = stream.load(f, out, **options)
+    assert f.read() == b"tail"
+    return result
+
+
+def expanded():
+    return torch.arange(3.0).expand(2, 3)
+
+
+BASE = torch.arange(100.0)
+# What is sent, what is there.
+CASES = {
+    "the_same": ({"a": torch.ones(3, 4), "b": torch.arange(5)}, {"a": torch.zeros(3, 4), "b": torch.zeros(5, dtype=torch.int64)}),
+    "one_tensor": (torch.ones(3), torch.zeros(3)),
+    "nested": ({"m": {"w": torch.ones(2)}, "l": [torch.ones(3)], "step": 4}, {"m": {"w": torch.zeros(2)}, "l": [torch.zeros(3)]}),
+    "empty": ({"e": torch.empty(0, 3), "a": torch.ones(2)}, {"e": torch.empty(0, 3), "a": torch.zeros(2)}),
+    "no_tensors": ({"n": 3}, {}),
+    "other_strides": ({"a": torch.arange(6.0).view(2, 3)}, {"a": torch.zeros(3, 2).t()}),
+    "transposed_alike": ({"a": torch.arange(6.0).view(2, 3).t()}, {"a": torch.zeros(2, 3).t()}),
+    "into_a_slice": ({"a": torch.ones(4)}, {"a": torch.zeros(4, 2)[:, 0]}),
+    "part_of_a_storage": ({"a": BASE[10:20]}, {"a": torch.zeros(10)}),
+    "parts_of_a_storage": ({"a": BASE[10:20], "b": BASE[20:25], "c": BASE[90:]}, {"a": torch.zeros(10), "b": torch.zeros(5), "c": torch.zeros(10)}),
+    "parts_that_overlap": ({"a": BASE[10:20], "b": BASE[15:25]}, {"a": torch.zeros(10), "b": torch.zeros(10)}),
+    "gaps": ({"a": BASE[::2]}, {"a": torch.zeros(50)}),
+    "expanded": ({"a": expanded()}, {"a": torch.zeros(2, 3)}),
+    "parameters": ({"w": torch.nn.Parameter(torch.ones(3))}, {"w": torch.nn.Parameter(torch.zeros(3))}),
+    "conjugate": ({"c": torch.tensor([1 + 2j]).conj()}, {"c": torch.zeros(1, dtype=torch.complex64)}),
+}  # fmt: skip
+IN_LEAVES = [name for name in CASES if name != "conjugate"]  # which have no word for it
+
+
+def named(obj, path=""):
+    if isinstance(obj, torch.Tensor):
+        return {path: obj}
+    items = (
+        obj.items() if isinstance(obj, dict) else enumerate(obj) if isinstance(obj, list) else ()
+    )
+    return {name: t for key, value in items for name, t in named(value, f"{path}.{key}").items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [
+        (name, format)
+        for name in CASES
+        for format in stream.FORMATS
+        if format != "pytree" or name in IN_LEAVES
+    ],
+)
+def test_whatever_is_there(name, format):
+    sent, there = CASES[name]
+    for tensor in named(there).values():
+        tensor.detach().zero_()
+    pointers = {name: tensor.data_ptr() for name, tensor in named(there).items()}
+    found = load(sent, there, format)
+    for path, tensor in named(there).items():
+        assert torch.equal(tensor, named(sent)[path]), path
+        assert tensor.data_ptr() == pointers[path], path
+        assert named(found)[path].data_ptr() == pointers[path], path
+    assert named(found).keys() == named(sent).keys()
+
+
+def test_the_object_comes_with_these_tensors():
+    out = {"w": torch.zeros(2)}
+    found = load({"w": torch.ones(2), "step": 3}, out)
+    assert found["w"] is out["w"]
+    assert found["step"] == 3
+    assert out.keys() == {"w"}
+
+
+@pytest.mark.parametrize("there_are_tied", [True, False], ids=["tied_there", "apart_there"])
+def test_tied_tensors(there_are_tied):
+    weight = torch.arange(1000.0)
+    out = {"a": torch.zeros(1000), "b": torch.zeros(1000)}
+    if there_are_tied:
+        out["b"] = out["a"]
+    for sent in ({"a": weight, "b": weight}, {"a": weight, "b": weight.view(1000)}):
+        load(sent, out)
+        assert torch.equal(out["a"], weight)
+        assert torch.equal(out["b"], weight)
+        out["a"].zero_()
+        out["b"].zero_()
+
+
+def test_a_modules_state_dict():
+    source, target = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
+    load(source.state_dict(), target.state_dict())
+    assert torch.equal(source.weight, target.weight)
+    assert target.weight.requires_grad
+
+
+def test_autograd_notices():
+    weight = torch.ones(3, requires_grad=True)
+    loss = (weight * weight).sum()
+    load({"w": torch.zeros(3)}, {"w": weight})
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+MISFITS = {
+    "missing": ({"a": torch.ones(2)}, {"a": torch.zeros(2), "b": torch.zeros(1)}, 'Missing key.*"b"'),
+    "unexpected": ({"a": torch.ones(2), "b": torch.ones(1)}, {"a": torch.zeros(2)}, 'Unexpected key.*"b"'),
+    "shape": ({"a": torch.ones(2), "b": torch.ones(3)}, {"a": torch.zeros(2), "b": torch.zeros(1, 3)}, "size mismatch for b"),
+    "dtype": ({"a": torch.ones(2), "b": torch.ones(3)}, {"a": torch.zeros(2), "b": torch.zeros(3).half()}, "dtype mismatch for b: torch.float32 arrives"),
+    "meta": ({"a": torch.ones(2)}, {"a": torch.zeros(2, device="meta")}, "meta device"),
+    "expanded": ({"a": torch.ones(2, 3)}, {"a": expanded()}, "share their memory"),
+    "sparse": ({"a": torch.eye(2).to_sparse()}, {"a": torch.zeros(2, 2)}, "'a' is a sparse_coo tensor"),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
+@pytest.mark.parametrize("name", MISFITS)
+def test_what_does_not_fit_touches_nothing(name):
+    sent, there, words = MISFITS[name]
+    before = {path: tensor.clone() for path, tensor in there.items()}
+    with pytest.raises((RuntimeError, fastckpt.UnsupportedError), match=words):
+        load(sent, there)
+    assert all(t.is_meta or torch.equal(before[path], t) for path, t in there.items())
+
+
+def test_not_strict():
+    out = {"a": torch.zeros(2), "b": torch.zeros(1)}
+    found = load({"a": torch.ones(2), "c": torch.ones(3)}, out, strict=False)
+    assert out["a"].sum() == 2
+    assert out["b"].sum() == 0
+    assert found["c"].sum() == 3
+    base = torch.arange(10.0)
+    found = load({"a": base[:2], "c": base}, {"a": out["a"]}, strict=False)
+    assert out["a"].tolist() == [0, 1]
+    assert torch.equal(found["c"], base)
+
+
+def test_bare_storages_lie_beside():
+    weight = torch.arange(4.0)
+    out = {"w": torch.zeros(4)}
+    found = load({"w": weight, "s": weight.storage()}, out, "torch")
+    assert torch.equal(out["w"], weight)
+    assert bytes(found["s"].untyped()) == bytes(weight.untyped_storage())
+
+
+def test_a_bad_sum_says_what_was_overwritten():
+    big = {f"w{i}": torch.full((1 << 18,), float(i + 1)) for i in range(3)}
+    data = bytearray(dumped(big))
+    data[-2000] ^= 1
+    out = {name: torch.zeros(1 << 18) for name in big}
+    with pytest.raises(fastckpt.ChecksumError, match=r"record '2'.*already: w0, w1, w2$"):
+        stream.load(io.BytesIO(data), out)
+
+
+def test_code_is_not_run():
+    with pytest.raises(TypeError, match="weights_only=True"):
+        load({}, {}, weights_only=False)
