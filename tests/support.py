@@ -47,7 +47,9 @@ def same(expected, actual, path="obj", memo=None):
         for i, (a, b) in enumerate(zip(expected, actual, strict=True)):
             same(a, b, f"{path}[{i}]", memo)
     elif isinstance(expected, torch.storage.TypedStorage):
-        assert expected.dtype == actual.dtype, path
+        assert expected.dtype == actual.dtype, (
+            f"{path}: a storage of {actual.dtype} instead of {expected.dtype}"
+        )
         same_storage(expected._untyped_storage, actual._untyped_storage, path, memo)
     elif isinstance(expected, (np.ndarray, np.generic)):
         assert expected.dtype == actual.dtype, path
