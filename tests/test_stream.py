@@ -597,6 +597,17 @@ def test_numpy():
     assert (name, type(array)) == ("a", np.ndarray)
 
 
+def test_it_needs_no_import_of_its_own_and_no_torch():
+    program = (
+        "import sys, fastckpt\n"
+        "print(fastckpt.stream.load(0, framework='numpy')['a'].tolist(), 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=dumped({"a": torch.arange(3)}), capture_output=True
+    )
+    assert done.stdout.decode() == "[0, 1, 2] False\n", done.stderr
+
+
 def test_map_location():
     data = dumped({"a": torch.ones(3), "b": torch.ones(2)}) + b"tail"
     f = io.BytesIO(data)

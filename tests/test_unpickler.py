@@ -16,7 +16,7 @@ import uuid
 
 import pytest
 
-from fastckpt._stack import argument_kinds
+from fastckpt._stack import argument_kinds, skim
 from fastckpt._tree import substitute
 from fastckpt._unpickler import unpickle
 from fastckpt.errors import FormatError
@@ -414,3 +414,20 @@ def test_looking_ahead_skips_every_opcode_as_pickletools_does():
             kind = counted["1" if argument.n == -2 else "8" if argument.n == -5 else "4"]
         expected[ord(opcode.code)] = kind
     assert argument_kinds() == expected
+
+
+PICKLES = {
+    **{f"protocol_{n}": pickle.dumps({"a": [1, 2.5, "x" * 300, b"y" * 300], "b": (None, 1 << 90)}, n) for n in range(6)},
+    "global": b"ccollections\nOrderedDict\n(tR.",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PICKLES)
+def test_skim_never_asks_for_more_than_there_is(name):
+    data, at = PICKLES[name], 0
+    for n in range(len(data) + 1):
+        assert skim(data[:n] + b"more" * (n == len(data)), 0)[1] >= 0
+        at, needed = skim(data[:n], at)
+        assert at <= n < at + needed <= len(data) or (at, needed) == (len(data), 0)
+    assert needed == 0
+    assert skim(b"\x80\x02\xff", 0) == (2, -1)

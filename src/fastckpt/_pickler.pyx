@@ -505,8 +505,8 @@ cdef tuple resolve(object obj, str module, str name):
 def dump(obj, int protocol=2, dict describers=None, persistent_id=None, dict foreign=None):
     """The pickle of an object, as bytes.
 
-    ``describers``, ``persistent_id`` and ``foreign`` are those of Pickler. Raises PicklingError, and what an object's own
-    ``__reduce_ex__`` raises, as Python's pickler does; RecursionError where nesting is too deep for that.
+    ``describers``, ``persistent_id`` and ``foreign`` are those of Pickler. Raises PicklingError, and what an object's
+    own ``__reduce_ex__`` raises, as Python's pickler does; RecursionError where nesting is too deep for that.
     """
     if not 2 <= protocol <= pickle.HIGHEST_PROTOCOL:
         raise ValueError(f"pickle_protocol={protocol}: 2 to {pickle.HIGHEST_PROTOCOL} are known")
