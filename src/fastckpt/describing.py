@@ -1,19 +1,25 @@
 """Tensors and storages of torch as a pickle names them, and where their bytes are."""
 
+from typing import Any, NamedTuple
+
+import numpy as np
 import torch
 
+from ._describer import Describer
 from ._pickler import dump
 from .blocks import Block, Moves, merged
 
 # Tensors on these have storages whose bytes torch can copy; others are pickled as their own __reduce_ex__ says.
 PLAIN_DEVICES = ("cpu", "cuda", "xpu", "mps")
+# Those without a storage class of their own: their storages are bytes.
+NEW_DTYPES = torch.storage._new_dtypes()
 NAMED = hasattr(
     torch.Tensor, "has_names"
 )  # torch before 2.13 has dimensions with names, and refuses to save them
 
 
 def describe(obj, protocol=2, *, compact=False, dtype=None):
-    """(pickle, Blocks in the order of their keys) of an object.
+    """Describe an object: a Description.
 
     ``compact``: only what tensors look at of their storages. ``dtype``: what floating tensors are cast to.
     Raises what Pickler raises; RuntimeError where two tensors look at the same memory as different types.
@@ -28,93 +34,90 @@ def describe(obj, protocol=2, *, compact=False, dtype=None):
     storages = Storages(dtype, moves)
     pickled = dump(obj, protocol, {torch.Tensor: storages.describe}, storages.persistent_id)
     del seen  # it held the storages of the first round, so that none of the second could be taken for one of them
-    return pickled, storages.blocks()
+    return Description(pickled, storages)
 
 
-class Storages:
-    """The storages of one pickle: ``describe`` gives rows for tensors, ``persistent_id`` for bare storages.
+class Description:
+    """A pickle, and what is to be written for its storages, by number.
 
-    ``moves`` says for storages (by their _cdata) which elements are kept, and where they go.
+    ``nbytes`` and ``address`` are columns (an address is 0 where ``blocks`` has a Block); ``storages`` keeps the memory alive.
     """
 
-    def __init__(self, cast_to=None, moves=None):
-        self.cast_to, self.moves = cast_to, moves or {}
-        self._found, self._keys, self._types, self._kinds = [], {}, {}, {}
-        tagger = torch.serialization._package_registry[0][1]
-        self._cpu_is_cpu = tagger is torch.serialization._cpu_tag
+    def __init__(self, pickled, storages):
+        self.pickle, self.storages, self.blocks = pickled, storages, storages.blocks()
+        self.nbytes = np.array(storages.nbytes, dtype=np.int64)
+        for number, block in self.blocks.items():
+            self.nbytes[number] = block.nbytes
+        here = [address or 0 for address in storages.address]
+        self.address = np.array(here, dtype=np.int64)
+        self.address[list(self.blocks)] = 0
 
-    def describe(self, tensor):
-        """The row of a plain tensor (see Pickler); None for what its own __reduce_ex__ knows better."""
-        if not is_plain(tensor):
-            return None
-        dtype = tensor.dtype
-        kind = self._kinds.get(dtype)
-        if kind is None:
-            kind = self._kinds[dtype] = Kind(dtype, self.cast_to)
-        if kind.function is None:
-            return None
-        storage, offset, more = tensor.untyped_storage(), tensor.storage_offset(), kind.more
-        on_cpu = tensor.is_cpu
-        key = self.key(storage, dtype, kind.saved_as, on_cpu)
-        move = self.moves.get(storage._cdata) if self.moves else None
-        if move is None:
-            numel = storage.nbytes() // dtype.itemsize
-        else:
-            numel, offset = move.count, move(offset) if tensor.numel() else 0
-        if tensor.is_conj() or tensor.is_neg():
-            more = (*more, torch._utils.get_tensor_metadata(tensor))
-        return (
-            kind.function,
-            kind.storage_class,
-            key,
-            "cpu" if on_cpu and self._cpu_is_cpu else torch.serialization.location_tag(storage),
-            numel * kind.units,
-            offset,
-            tensor.shape,
-            tensor.stride(),
-            tensor.requires_grad,
-            more,
-        )
+    def extents(self):
+        """Memory that is to be written as it is: int64 columns of (number, address, nbytes), in the order of the numbers."""
+        number = np.flatnonzero(self.address)
+        columns = np.array([number, self.address[number], self.nbytes[number]])
+        parts = [(n, *e) for n, block in self.blocks.items() for e in block.extents or ()]
+        if parts:
+            columns = np.hstack([columns, np.array(parts, dtype=np.int64).T])
+            columns = columns[:, np.argsort(columns[0], kind="stable")]
+        return columns
+
+
+class Storages(Describer):
+    """The storages of one pickle: ``describe`` gives rows for tensors, ``persistent_id`` for bare storages."""
+
+    def __init__(self, cast_to=None, moves=None):
+        tagger = torch.serialization._package_registry[0][1]
+        super().__init__(torch.strided, moves or {}, tagger is torch.serialization._cpu_tag, NAMED)
+        self.cast_to = cast_to
+
+    def new_kind(self, dtype):
+        return Kind.of(dtype, self.cast_to)
+
+    def has_plain_device(self, tensor):
+        return tensor.device.type in PLAIN_DEVICES
+
+    def location(self, storage):
+        return torch.serialization.location_tag(storage)
+
+    def metadata(self, tensor):
+        return torch._utils.get_tensor_metadata(tensor)
 
     def persistent_id(self, obj):
         """(class, key, location, numel) of a storage, None for anything else."""
         if isinstance(obj, torch.storage.TypedStorage):
             storage, dtype, numel = obj._untyped_storage, obj.dtype, obj._size()
-            kind = Kind(dtype, self.cast_to)
+            kind = Kind.of(dtype, self.cast_to)
             storage_class, numel = kind.storage_class, numel * kind.units
         elif torch.is_storage(obj):
             storage, dtype, numel = obj, torch.uint8, obj.nbytes()
+            kind = Kind.of(dtype)
             storage_class = torch.serialization.normalize_storage_type(type(obj))
         else:
             return None
         on_cpu = storage.device.type == "cpu"
-        key = self.key(storage, dtype, saved_as(dtype), on_cpu)
-        return storage_class, key, torch.serialization.location_tag(storage), numel
-
-    def key(self, storage, dtype, taken_for, on_cpu):
-        """The key of a storage that is looked at as ``dtype``; ``taken_for`` is what the file will say."""
-        address = storage.data_ptr()  # 0 on the meta device, and where nothing is allocated
-        if address and self._types.setdefault(address, taken_for) is not taken_for:
-            raise RuntimeError(
-                f"two tensors look at the same memory as {self._types[address]} and as {taken_for}, which a checkpoint "
-                f"can't express; clone one of them"
-            )
-        key = self._keys.get(storage._cdata)
-        if key is None:
-            key = self._keys[storage._cdata] = str(len(self._found))
-            self._found.append((storage, dtype, address if on_cpu else None))
-        return key
+        key = self.key(storage, dtype, kind.taken_for, on_cpu, storage)
+        return storage_class, key, self.location(storage), numel
 
     def blocks(self):
-        """What is to be written, in the order of the keys."""
+        """{number: Block} of the storages that are no memory that could be written as it is."""
+        chosen = range(len(self.holders))
         if not self.moves and self.cast_to is None:
-            return [Block(*found) for found in self._found]
-        blocks = []
-        for storage, dtype, address in self._found:
+            chosen = [number for number, address in enumerate(self.address) if address is None]
+        blocks = {}
+        for number in chosen:
+            storage, dtype = storage_of(self.holders[number]), self.dtypes[number]
             move = self.moves.get(storage._cdata)
             cast_to = self.cast_to if dtype.is_floating_point else None
-            blocks.append(Block(storage, dtype, address, move and move.ranges, cast_to))
+            if move or cast_to not in (None, dtype) or self.address[number] is None:
+                address, ranges = self.address[number], move and move.ranges
+                blocks[number] = Block(storage, dtype, address, ranges, cast_to)
         return blocks
+
+
+def storage_of(holder):
+    """The storage of a tensor, or the storage itself."""
+    return holder.untyped_storage() if isinstance(holder, torch.Tensor) else holder
 
 
 class Views(Storages):
@@ -150,49 +153,31 @@ class Views(Storages):
         }
 
 
-class Kind:
-    """How tensors of a dtype are written: function None where there is no simple way.
+class Kind(NamedTuple):
+    """How tensors of a dtype are written: ``function`` is None where their own __reduce_ex__ knows better.
 
-    ``units``: what the storage counts in an element; ``more``: arguments behind those that all tensors have.
+    ``itemsize`` is that of the dtype in memory, ``units`` what the storage counts in an element, ``more`` the arguments behind
+    those that all tensors have, ``taken_for`` the dtype that the storage is taken for.
     """
 
-    def __init__(self, dtype, cast_to=None):
-        self.saved_as = saved_as(dtype)
-        if cast_to is not None and dtype.is_floating_point:
-            dtype = cast_to
-        self.function, self.units, self.more = None, 1, ()
-        if dtype in NEW_DTYPES:
-            self.function, self.storage_class = (
-                torch._utils._rebuild_tensor_v3,
-                torch.UntypedStorage,
-            )
-            self.units, self.more = dtype.itemsize, (dtype,)
-            return
-        name = torch.storage._dtype_to_storage_type_map()[dtype]
-        self.storage_class = getattr(torch, name)
-        if not is_quantized(dtype):
-            self.function = torch._utils._rebuild_tensor_v2
+    function: Any
+    storage_class: type
+    itemsize: int
+    units: int
+    more: tuple
+    taken_for: torch.dtype
 
-
-def is_plain(tensor):
-    """Whether a row says all there is to a tensor."""
-    return (
-        tensor.layout is torch.strided
-        and (tensor.is_cpu or tensor.device.type in PLAIN_DEVICES)
-        and not tensor.is_nested
-        and not tensor.__dict__
-        and not tensor._backward_hooks
-        and not (NAMED and tensor.has_names())
-    )
+    @classmethod
+    def of(cls, dtype, cast_to=None):
+        written = cast_to if cast_to is not None and dtype.is_floating_point else dtype
+        taken_for = torch.uint8 if dtype in NEW_DTYPES else dtype
+        if written in NEW_DTYPES:
+            more = (torch._utils._rebuild_tensor_v3, torch.UntypedStorage)
+            return cls(*more, dtype.itemsize, written.itemsize, (written,), taken_for)
+        storage_class = getattr(torch, torch.storage._dtype_to_storage_type_map()[written])
+        function = None if is_quantized(dtype) else torch._utils._rebuild_tensor_v2
+        return cls(function, storage_class, dtype.itemsize, 1, (), taken_for)
 
 
 def is_quantized(dtype):
     return "qint" in str(dtype) or "quint" in str(dtype)
-
-
-def saved_as(dtype):
-    """The dtype that a storage is taken for: those without a storage class of their own are bytes."""
-    return torch.uint8 if dtype in NEW_DTYPES else dtype
-
-
-NEW_DTYPES = torch.storage._new_dtypes()

@@ -76,11 +76,11 @@ def save(
         raise ValueError(f"views={views!r} is invalid (expected one of: whole, compact)")
     from .describing import describe
 
-    pickled, blocks = describe(obj, pickle_protocol, compact=views == "compact", dtype=dtype)
+    described = describe(obj, pickle_protocol, compact=views == "compact", dtype=dtype)
     destination = open_destination(f, fsync)
     try:
         with reporting(progress, destination.name) as tell:
-            archive = Archive(archive_name(destination.path), pickled, blocks, alignment, metadata)
+            archive = Archive(archive_name(destination.path), described, alignment, metadata)
             writer = Writer(archive, destination, crc32, threads, tell)
             writer.write()
         destination.commit(archive.layout.total)
@@ -90,37 +90,34 @@ def save(
 
 
 class Archive:
-    """The records of a checkpoint and where they will lie. ``blocks[i]`` has the bytes of record ``first + i``."""
+    """The records of a checkpoint and where they will lie. ``first`` is the row of storage number 0."""
 
-    def __init__(self, name, pickled, blocks, alignment, metadata):
-        self.name, self.blocks = name, blocks
+    def __init__(self, name, described, alignment, metadata):
+        self.described = described
         before = {
-            "data.pkl": pickled,
+            "data.pkl": described.pickle,
             ".format_version": FORMAT_VERSION,
             ".storage_alignment": str(alignment).encode(),
             "byteorder": sys.byteorder.encode(),
         }
         if metadata is not None:
             before[METADATA] = json.dumps(metadata, ensure_ascii=False).encode()
-        self.first = len(before)
-        self.texts = [*before.values(), VERSION]
-        self.names = [
-            *before,
-            *[f"data/{i}" for i in range(len(blocks))],
-            "version",
-            SERIALIZATION_ID,
-        ]
-        nbytes = [
-            *map(len, before.values()),
-            *[block.nbytes for block in blocks],
-            len(VERSION),
-            SERIALIZATION_ID_NBYTES,
-        ]
+        self.first, count = len(before), len(described.nbytes)
+        self.texts = dict(enumerate(before.values())) | {self.first + count: VERSION}
+        self.names = [*before, *[f"data/{i}" for i in range(count)], "version", SERIALIZATION_ID]
+        nbytes = np.full(len(self.names), SERIALIZATION_ID_NBYTES, dtype=np.int64)
+        nbytes[self.first : self.first + count] = described.nbytes
+        nbytes[list(self.texts)] = list(map(len, self.texts.values()))
         self.layout = ZipLayout([f"{name}/{record}" for record in self.names], nbytes, alignment)
 
-    def block(self, row):
-        """The Block of a storage's record."""
-        return self.blocks[row - self.first]
+    def extents(self):
+        """Memory that is to be written as it is: columns of (row, address, nbytes, offset in the archive)."""
+        number, address, nbytes = self.described.extents()
+        row = number + self.first
+        before = np.cumsum(nbytes) - nbytes
+        first = np.searchsorted(row, row)  # extent of each record
+        offset = self.layout.offset[row] + before - before[first] if len(row) else row
+        return np.array([row, address, nbytes, offset])
 
 
 class Writer:
@@ -132,9 +129,13 @@ class Writer:
         self.kernel = _crc32.kernel_id(_crc32.default_kernel())
         self.control = np.zeros(2, dtype=np.int64)
         self.crc = np.zeros(len(archive.names), dtype=np.int64)
-        self.total = sum([block.nbytes for block in archive.blocks])
-        self.extents = extents_of(archive)
-        self.large = self.layout.nbytes[self.extents[0]] >= LARGE_NBYTES
+        self.blocks = {
+            number + archive.first: block for number, block in archive.described.blocks.items()
+        }
+        self.total = int(archive.described.nbytes.sum())
+        self.extents = archive.extents()
+        rows = self.extents[0]
+        self.large = (self.layout.nbytes[rows] >= LARGE_NBYTES) | np.isin(rows, list(self.blocks))
 
     def write(self):
         by_position = self.destination.fd >= 0
@@ -151,7 +152,7 @@ class Writer:
         fd = self.destination.fd if to_file else -1
         self._write_extents(self.large & to_file, fd)
         self._write_extents(~self.large | (not to_file), -1)
-        for row, block in enumerate(self.archive.blocks, self.archive.first):
+        for row, block in self.blocks.items():
             if block.extents is None:
                 self._write_staged(row, block, fd)
 
@@ -201,34 +202,37 @@ class Writer:
     # -- what stands around them
 
     def _texts(self):
-        """{row: content} of the records that are no storages."""
+        """{row: content} of the records that are no storages; the last tells this archive from others by all the rest."""
         archive, last = self.archive, len(self.archive.names) - 1
-        rows = [*range(archive.first), last - 1]
-        texts = dict(zip(rows, archive.texts, strict=True))
-        for row, text in texts.items():
-            self.crc[row] = _crc32.crc32(text) if self.want_crc else 0
+        texts = dict(archive.texts)
+        self._sum(texts)
         texts[last] = serialization_id(archive.names[:last], self.crc[:last])
-        self.crc[last] = _crc32.crc32(texts[last]) if self.want_crc else 0
+        self._sum({last: texts[last]})
         return texts
 
+    def _sum(self, texts):
+        for row, text in texts.items():
+            self.crc[row] = _crc32.crc32(text) if self.want_crc else 0
+
     def _frames(self, texts, by_position):
-        """Yields calls that write headers, texts and small storages in runs, and, in order, the rest between them."""
-        archive, run, start = self.archive, [], 0
+        """Yields calls that write, in order: headers, texts and small storages in runs; large ones where that was not done."""
+        run, start = [], 0
+        rows, address, nbytes, _ = self.extents.tolist()
+        small = (self.layout.nbytes < LARGE_NBYTES).tolist()
+        i = 0  # the next extent
         for row, (_, frame) in enumerate(self.layout.frames(self.crc)):
             run.append(frame)
-            if row == len(self.archive.names):
-                break
             if row in texts:
                 run.append(texts[row])
-                continue
-            block = archive.block(row)
-            if block.extents is not None and block.nbytes < LARGE_NBYTES:
-                run += [_write.copy_of(*extent) for extent in block.extents]
-            else:
+            elif row < len(small) and (row in self.blocks or not small[row]):
                 yield functools.partial(self._put, run, start)
                 if not by_position:
-                    yield functools.partial(self._stream, block)
-                run, start = [], int(self.layout.offset[row]) + block.nbytes
+                    yield functools.partial(self._stream, row)
+                run, start = [], int(self.layout.offset[row] + self.layout.nbytes[row])
+            while i < len(rows) and rows[i] == row:
+                if small[row] and row not in self.blocks:
+                    run.append(_write.copy_of(address[i], nbytes[i]))
+                i += 1
             if len(run) > MANY_PARTS:
                 yield functools.partial(self._put, run, start)
                 start += sum(map(len, run))
@@ -248,12 +252,15 @@ class Writer:
         except OSError as error:
             raise OSError(error.errno, error.strerror, self.destination.name) from None
 
-    def _stream(self, block):
-        if block.extents is None:
+    def _stream(self, row):
+        """Write one storage behind what was written so far."""
+        block = self.blocks.get(row)
+        if block is not None and block.extents is None:
             for piece in block.staged():
                 self.destination.write(piece)
             return
-        for address, nbytes in block.extents:
+        _, addresses, sizes, _ = self.extents[:, self.extents[0] == row].tolist()
+        for address, nbytes in zip(addresses, sizes, strict=True):
             for at in range(0, nbytes, STREAM_NBYTES):
                 n = min(STREAM_NBYTES, nbytes - at)
                 self.destination.write(_read.view_of(address + at, n))
@@ -261,15 +268,3 @@ class Writer:
     def _report(self):
         if self.tell:
             self.tell(min(int(self.control[DONE]), self.total), self.total)
-
-
-def extents_of(archive):
-    """What is in memory as it is to be written: columns of (row, address, nbytes, offset in the archive), in that order."""
-    blocks = enumerate(archive.blocks, archive.first)
-    table = [(row, *extent, 0) for row, block in blocks for extent in block.extents or ()]
-    columns = np.array(table, dtype=np.int64).reshape(-1, 4).T.copy()
-    row, nbytes = columns[0], columns[2]
-    before = np.cumsum(nbytes) - nbytes
-    first = np.searchsorted(row, row)  # of each record
-    columns[3] = archive.layout.offset[row] + before - before[first]
-    return columns
