@@ -67,7 +67,7 @@ cdef class Flow:
     def __cinit__(self, address, nbytes, gap, crc=None, int kernel=0):
         """``address`` (0: read and dropped), ``nbytes``, ``gap`` (zeros behind the segment, at most 64): int64 columns.
 
-        ``crc`` (None: not wanted) is a uint32 column, which is gone on with. The caller keeps the memory alive.
+        ``crc`` (None: not wanted) is a uint32 column, which is gone on with. The caller answers for the addresses.
         """
         cdef Py_ssize_t row
         self.rows = len(address)

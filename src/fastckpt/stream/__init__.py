@@ -20,7 +20,7 @@ from . import entries, native, pytree
 from .contents import error
 from .ends import open_inlet, open_outlet
 from .receiving import StreamReader
-from .sending import send_blocks
+from .sending import send
 
 if TYPE_CHECKING:
     from .._annotations import Framework, MapLocation, Progress, StreamEnd, Unknown
@@ -57,10 +57,9 @@ def dump(
     if format not in FORMATS:
         raise ValueError(f"format={format!r} is invalid (expected one of: {', '.join(FORMATS)})")
     outlet = open_outlet(f)
-    head, blocks, layout = FORMATS[format].write(obj, crc32=crc32, pickle_protocol=pickle_protocol)
+    outgoing = FORMATS[format].write(obj, crc32=crc32, pickle_protocol=pickle_protocol)
     with reporting(progress, outlet.name) as tell:
-        outlet.write(head)
-        send_blocks(outlet, blocks, layout, tell)
+        send(outlet, outgoing, tell)
     outlet.flush()
 
 

@@ -12,6 +12,7 @@ from ..errors import CheckpointError
 from ..nodes import Opaque, short
 from .contents import Contents, bounded, error
 from .layout import Layout
+from .sending import Outgoing
 
 PICKLE, BYTEORDER, STORAGES = "data.pkl", "byteorder", "data/"
 MOST_AHEAD = 1 << 20  # bytes of the table that are read at a time
@@ -29,21 +30,21 @@ TORCHS_NAME = {Entry: ("torch.distributed._serialization", "_Entry")}
 
 
 def write(obj, *, pickle_protocol=2, **_):
-    """(bytes in front of the storages, Blocks of the storages, Layout) of an object."""
+    """What is Outgoing for an object."""
     from ..describing import describe
 
     described = describe(obj, pickle_protocol)
-    pickled, blocks = described.pickle, described.every_block()
     texts = {
-        PICKLE: pickled,
+        PICKLE: described.pickle,
         ".format_version": b"1",
         ".storage_alignment": b"64",
         BYTEORDER: sys.byteorder.encode(),
     }
-    nbytes = [block.nbytes for block in blocks]
     table = [Entry(key, False, len(text)) for key, text in texts.items()]
-    table += [Entry(f"{STORAGES}{i}", True, n) for i, n in enumerate(nbytes)]
-    return b"".join([dump(table, 2, foreign=TORCHS_NAME), *texts.values()]), blocks, Layout(nbytes)
+    table += [Entry(f"{STORAGES}{i}", True, n) for i, n in enumerate(described.nbytes.tolist())]
+    head = b"".join([dump(table, 2, foreign=TORCHS_NAME), *texts.values()])
+    layout = Layout(described.nbytes)
+    return Outgoing(head, described.address, layout, described.blocks, described)
 
 
 def read(inlet, begin, limits, tolerant):

@@ -9,6 +9,7 @@ from .._unpickler import PIDS_ZIP, unpickle
 from ..errors import ChecksumError, UnsupportedError
 from .contents import Contents, bounded, error
 from .layout import ALIGNMENT, Layout
+from .sending import Outgoing
 
 MAGIC = b"\x93FCKPTS\n"
 VERSION = 1
@@ -33,13 +34,13 @@ SIZE = np.dtype("<i8")  # of one storage, in the table
 
 
 def write(obj, *, crc32=True, pickle_protocol=2):
-    """(bytes in front of the storages, Blocks of the storages, Layout) of an object."""
+    """What is Outgoing for an object."""
     from ..describing import describe
 
     described = describe(obj, pickle_protocol)
-    pickled, blocks = described.pickle, described.every_block()
-    nbytes = [block.nbytes for block in blocks]
-    return head_of(pickled, nbytes, crc32), blocks, Layout(nbytes, ALIGNMENT, crc32)
+    head = head_of(described.pickle, described.nbytes, crc32)
+    layout = Layout(described.nbytes, ALIGNMENT, crc32)
+    return Outgoing(head, described.address, layout, described.blocks, described)
 
 
 def head_of(pickled, nbytes, with_sums):
@@ -49,7 +50,7 @@ def head_of(pickled, nbytes, with_sums):
     header["flags"] = WITH_SUMS * with_sums | BIG_ENDIAN * (sys.byteorder == "big")
     header["pickle_nbytes"], header["pickle_crc32"] = len(pickled), crc32(pickled)
     header["records"], header["table_crc32"] = len(nbytes), crc32(table)
-    header["data_nbytes"] = sum(nbytes)
+    header["data_nbytes"] = sum(map(int, nbytes))
     header["header_crc32"] = crc32(header.tobytes()[:SUMMED_NBYTES])
     return b"".join([header.tobytes(), filled_up(table), filled_up(pickled)])
 

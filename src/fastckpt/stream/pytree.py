@@ -7,6 +7,8 @@ here; the tree is put together from what they say.
 import collections
 import functools
 
+import numpy as np
+
 from .._pickler import dump
 from .._spec import Global, storage_spec, tensor_spec
 from .._unpickler import unpickle
@@ -16,6 +18,7 @@ from ..nodes import MISSING, Opaque, TensorNode, short
 from ..rebuild import FACTORIES
 from .contents import Contents, bounded, error
 from .layout import Layout
+from .sending import Outgoing
 
 LENGTH_NBYTES = 8
 SPECS = ("torch.utils._pytree.TreeSpec", "torch.utils._pytree.LeafSpec")
@@ -37,7 +40,7 @@ PEERS_NAME = {TensorMetadata: ("__main__", "TensorMetadata")}
 
 
 def write(obj, *, pickle_protocol=2, **_):
-    """(bytes in front of the storages, Blocks of the storages, Layout) of an object.
+    """What is Outgoing for an object.
 
     Raises UnsupportedError for tensors that are more than strided memory.
     """
@@ -47,13 +50,15 @@ def write(obj, *, pickle_protocol=2, **_):
     from ..blocks import Block
 
     leaves, treespec = tree_flatten(obj)
-    blocks = []
+    storages, address, blocks = [], [], {}
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             check_plain(i, leaf)
             storage = leaf.untyped_storage()
-            address = storage.data_ptr() if leaf.is_cpu else None
-            blocks.append(Block(storage, leaf.dtype, address))
+            if not leaf.is_cpu:
+                blocks[len(storages)] = Block(storage, leaf.dtype)
+            address.append(storage.data_ptr() if leaf.is_cpu else 0)
+            storages.append(storage)
             leaves[i] = TensorMetadata(
                 storage.nbytes(), leaf.dtype, leaf.storage_offset(), leaf.size(), leaf.stride()
             )
@@ -61,7 +66,8 @@ def write(obj, *, pickle_protocol=2, **_):
             raise unfit(i, "a bare storage")
     pickled = dump((leaves, treespec), pickle_protocol, foreign=PEERS_NAME)
     head = len(pickled).to_bytes(LENGTH_NBYTES, "little", signed=True) + pickled
-    return head, blocks, Layout([block.nbytes for block in blocks])
+    layout = Layout([storage.nbytes() for storage in storages])
+    return Outgoing(head, np.array(address, dtype=np.int64), layout, blocks, storages)
 
 
 def check_plain(i, tensor):
