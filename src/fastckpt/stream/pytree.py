@@ -15,7 +15,7 @@ from .._unpickler import unpickle
 from ..dtypes import CODE_BY_NAME, QUANTIZED
 from ..errors import FormatError, LimitError, UnsupportedError, unsafe_name
 from ..nodes import MISSING, Opaque, TensorNode, short
-from ..rebuild import FACTORIES
+from ..python_rows import FACTORIES
 from .contents import Contents, bounded, error
 from .layout import Layout
 from .sending import Outgoing
