@@ -72,7 +72,7 @@ def write(obj, *, pickle_protocol=2, **_):
 
 def check_plain(i, tensor):
     from ..describing import is_quantized
-    from ..into import PLAIN_TENSORS
+    from ..filling import PLAIN_TENSORS
 
     plain = type(tensor) in PLAIN_TENSORS and str(tensor.layout) == "torch.strided"
     if not plain or tensor.is_nested or tensor.is_meta or is_quantized(tensor.dtype):
