@@ -165,7 +165,7 @@ def test_what_does_not_fit_touches_nothing(name):
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_a_nested_tensor_there():
     out = {"a": torch.zeros(2), "b": torch.nested.nested_tensor([torch.ones(1)])}
-    with pytest.raises(RuntimeError, match="size mismatch for b: .* the one there is nested"):
+    with pytest.raises(RuntimeError, match=r"size mismatch for b: .* the one there is nested"):
         load({"a": torch.ones(2), "b": torch.ones(2)}, out)
     assert not out["a"].any()
 
