@@ -354,18 +354,23 @@ def test_signals_interrupt_and_do_not_break(kind):
     assert seen
 
 
-def test_ctrl_c():
-    reading, writing = os.pipe()
-    os.write(writing, dumped(torch.ones(1000))[:2000])
+@pytest.mark.parametrize("kind", ["pipe", "socket"])
+@pytest.mark.parametrize("way", ["in", "out"])
+def test_one_signal_ends_a_wait(way, kind):
+    """On the way out the wait begins in the middle of a write, which a signal cuts short and does not refuse."""
+    reading, writing = ENDS[kind]()
+    data = dumped(torch.ones(1000))[:2000]
+    writing.sendall(data) if kind == "socket" else os.write(writing, data)
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, 0.05)
     try:
         with pytest.raises(KeyboardInterrupt):
-            stream.load(reading)
+            stream.load(reading) if way == "in" else stream.dump(torch.ones(1 << 20), writing)
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-        os.close(reading)
-        os.close(writing)
+        close(reading)
+        close(writing)
 
 
 def test_nobody_listens():
