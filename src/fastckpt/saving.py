@@ -71,7 +71,8 @@ def save(
     fails; then what is at a path has not changed.
     Source: github.com/pytorch/pytorch, torch/serialization.py (_save), caffe2/serialize/inline_container.cc.
     """
-    check_options(threads, alignment, views, progress)
+    check_options(threads, views, progress)
+    alignment = int(operator.index(alignment))
     metadata = encoded(metadata)
     from .describing import describe
 
@@ -86,10 +87,9 @@ def save(
         raise
 
 
-def check_options(threads, alignment, views, progress):
+def check_options(threads, views, progress):
     check_progress(progress)
     workers.check_threads(threads)
-    operator.index(alignment)
     if views not in ("whole", "compact"):
         raise ValueError(f"views={views!r} is invalid (expected one of: whole, compact)")
 
