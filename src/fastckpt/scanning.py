@@ -121,13 +121,18 @@ def scan(f, *, limits: Limits | None = None) -> ScanReport:
     What is damaged or broken off is reported together with all that could be read.
     Raises FormatError (with what the file looks like instead) where there is no pickle, TypeError, OSError.
     """
-    limits = limits or Limits()
     source = open_source(f)
-    observer = Observer(limits)
     try:
-        kind = PickleWalk(observer, source, limits).run()
+        return scan_source(source, limits)
     finally:
         source.close()
+
+
+def scan_source(source, limits=None):
+    """The report on an open source."""
+    limits = limits or Limits()
+    observer = Observer(limits)
+    kind = PickleWalk(observer, source, limits).run()
     return _report(source.name, kind, observer)
 
 
