@@ -161,7 +161,10 @@ def tell_info(path):
     # What a writer had to say may be any JSON, and is shown as such.
     if (told := info["metadata"]) is not None:
         told = json.dumps(told, ensure_ascii=False)
-    lines = [f"{key:{width}}  {shown(value)}" for key, value in (info | {"metadata": told}).items()]
+    # Of shards and what else is in them, names will do here.
+    listed = {key: list(value) for key, value in info.items() if isinstance(value, dict)}
+    values = info | listed | {"metadata": told}
+    lines = [f"{key:{width}}  {shown(value)}" for key, value in values.items()]
     return Listing(info, "\n".join(lines))
 
 

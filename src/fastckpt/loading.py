@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from ._tree import substitute
 from .contents import open_contents
-from .errors import FormatError, unsafe_name
+from .errors import FormatError
 from .limits import Limits
 from .memory import allocate
 from .plan import root_of, roots_of
 from .progress import check as check_progress
 from .progress import reporting
 from .reading import Places, place_storages
+from .refusal import unsafe_name
 from .selection import prune, specs_in
 from .shard_index import is_index, weights_of
 from .source import open_source

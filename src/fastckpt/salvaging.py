@@ -42,6 +42,7 @@ from .records import NO_CRC, STORED, Records
 from .salvage_report import SalvageReport
 from .scanning import scan_source
 from .selection import Names, specs_in, spelled
+from .shard_index import is_index, weights_of
 from .source import FileSource, open_source
 from .stream_recovery import LegacyRecovery, TarRecovery
 from .workers import check_threads
@@ -67,7 +68,7 @@ def salvage(
 
     broken: as ``f`` of ``load``: a ZIP, legacy or tar checkpoint that was cut off, overwritten in part, or lost its directory.
         It is only read. Nothing of it is run, and objects of any class are carried over as they are; what ``scan`` calls
-        dangerous in the new file is a finding.
+        dangerous in the new file is a finding. Of a checkpoint in several files, one of them.
     out: path of the new file, a ZIP. It appears when it is whole; nothing is left behind where that fails.
     overwrite: replace a file that is there; never the damaged one.
     threads, progress, limits: as for ``load``. The file is read twice: to see what is whole, and to copy it.
@@ -80,6 +81,13 @@ def salvage(
     """
     check_types(progress, limits)
     check_threads(threads)
+    broken = weights_of(broken)
+    if is_index(broken):
+        raise UnsupportedError(
+            f"{os.fsdecode(broken)}: an index of several files, and salvage takes one: verify says which shards are damaged; "
+            f"salvage each of these, and load the files one by one",
+            path=os.fsdecode(broken),
+        )
     source = open_source(broken)
     try:
         with (

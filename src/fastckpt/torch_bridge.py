@@ -12,8 +12,9 @@ import torch
 from . import workers
 from ._tensors import make_tensors
 from .dtypes import DTYPES, QUANTIZED
-from .errors import FormatError, UnsafePickleError, UnsupportedError, short, unsafe_name
+from .errors import FormatError, UnsafePickleError, UnsupportedError, short
 from .nodes import MISSING, Opaque, TensorNode, TorchName
+from .refusal import unsafe_name
 
 # torch refuses these even where a user allows them.
 BLOCKED_MODULES = ("sys", "os", "posix", "nt")

@@ -13,9 +13,10 @@ from .._pickler import dump
 from .._spec import Global, storage_spec, tensor_spec
 from .._unpickler import unpickle
 from ..dtypes import CODE_BY_NAME, QUANTIZED
-from ..errors import FormatError, LimitError, UnsupportedError, unsafe_name
+from ..errors import FormatError, LimitError, UnsupportedError
 from ..nodes import MISSING, Opaque, TensorNode, short
 from ..rebuild import FACTORIES
+from ..refusal import unsafe_name
 from .contents import Contents, bounded, error
 from .layout import Layout
 from .sending import Outgoing
