@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import fastckpt
 from fastckpt import cli
 from fastckpt.terminal import printable
 from picklecraft import craft
-from zipcraft import archive, checkpoint
+from zipcraft import Entry, archive, checkpoint
 
 SOURCES = Path(fastckpt.__file__).parent.parent
 
@@ -267,12 +268,40 @@ def test_verify_as_json(run, model, damaged, tmp_path):
     assert err.count("\n") == 1
 
 
-def test_progress(run, model, monkeypatch):
-    pytest.importorskip("tqdm")
-    status, out, err = run("verify", "--progress", model)
+@pytest.mark.parametrize("name", ["verify", "salvage"])
+@pytest.mark.parametrize("there", [True, False], ids=["tqdm", "no tqdm"])
+def test_progress(run, model, tmp_path, monkeypatch, name, there):
+    if there:
+        pytest.importorskip("tqdm")
+    else:
+        monkeypatch.setattr(cli, "find_spec", lambda name: None)
+    out_path = [tmp_path / "out.pt"] if name == "salvage" else []
+    status, out, err = run(name, "--progress", "--threads", "2", model, *out_path)
     assert status == 0
-    assert "ok" in out
-    assert "model.pt" in err
+    assert "ok" in out or "3 tensors kept" in out
+    assert ("--progress needs tqdm (pip install tqdm)" in err) == (not there)
+    assert ("model.pt" in err) == there
+
+
+def test_messages_advise_in_words_of_the_command_line(run, model, damaged, tmp_path):
+    (tmp_path / "packed").write_bytes(b"\x1f\x8b" + bytes(20))
+    (tmp_path / "pickle.pt").write_bytes(archive([Entry("a/data.pkl", craft({}), crc=1)]))
+    said = []
+    for arguments in (
+        ["salvage", damaged, model],
+        ["verify", damaged],
+        ["ls", tmp_path / "pickle.pt"],
+        ["info", tmp_path / "packed"],
+        ["verify", tmp_path / "packed"],
+    ):
+        status, out, err = run(*arguments)
+        assert status == 1
+        said.append((out + err).replace("torch.load(weights_only=True)", ""))
+    assert "--overwrite replaces it" in said[0]
+    assert "CRC-32" in said[1]
+    assert "CRC-32" in said[2]
+    assert all("unpack it first" in text for text in said[3:])
+    assert not re.search(r"\w+=\w|\w\(\w", "".join(said).replace(str(tmp_path), ""))
 
 
 # -- errors
