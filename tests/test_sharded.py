@@ -139,7 +139,7 @@ KEYS = {
     "a pattern": ("layers.*", ["layers.0.weight", "layers.1.weight"]),
     "a callable": (lambda name: "embed" in name, ["embed.weight"]),
     "nothing": ([], []),
-    "no match": ("x*", []),
+    "a callable that wants nothing": (lambda name: False, []),
 }
 
 
@@ -164,6 +164,15 @@ def test_keys_that_are_not_there(folder):
         fastckpt.load(folder, keys=["embed.weight", "x.y"])
 
 
+def test_keys_that_match_nothing(folder):
+    with pytest.raises(
+        KeyError, match=r"matches keys='encoder\.\*'; there are 4 names: embed\.weight"
+    ):
+        fastckpt.load(folder, keys="encoder.*")
+    with pytest.raises(KeyError, match=r"near it: layers\.0\.weight, layers\.1\.weight"):
+        fastckpt.load(folder, keys="layer.0.weight")
+
+
 def test_open(folder):
     with fastckpt.open(folder) as checkpoint:
         assert isinstance(checkpoint, fastckpt.ShardedCheckpoint)
@@ -183,6 +192,9 @@ def test_open(folder):
         for name in ("x", ("norm", "bias"), 5):
             with pytest.raises(KeyError):
                 checkpoint[name]
+        with pytest.raises(KeyError, match=r"near it: norm\.bias"):
+            checkpoint["bias"]
+        assert checkpoint.get("x", 5) == 5
     for call in (lambda: checkpoint["norm.bias"], lambda: list(checkpoint), handle.read):
         with pytest.raises(ValueError, match="closed"):
             call()

@@ -67,7 +67,7 @@ def load(
     verify: compare the CRC-32 of every record that is read whole.
     threads: how many threads read; None takes what the process may use, 1 is serial.
     keys: a list of dotted names, a glob pattern or a callable on names: other leaves are absent and not read; the
-        containers around them stay.
+        containers around them stay. KeyError for a listed name that is not there, or a pattern that nothing matches.
     framework: "torch", or "numpy" for arrays without torch. bfloat16 and float8 come through ml_dtypes where that is installed,
         else as their bits in uint16 and uint8.
     pin_memory: read into page-locked memory of torch's, from which an accelerator copies fast and on its own.

@@ -10,6 +10,7 @@ import stat
 
 from . import strict_json
 from .errors import FormatError
+from .near_names import not_found
 from .selection import chooser
 from .source import is_path
 
@@ -156,18 +157,21 @@ class ShardIndex:
         return os.path.join(self.folder, file)
 
     def select(self, keys):
-        """{file name: [names]} of what ``keys`` wants (see load), None for all. KeyError for a listed name that is not there."""
+        """{file name: [names]} of what ``keys`` wants (see load), None for all. KeyError for a listed name that is not
+        there, and for a pattern that nothing matches.
+        """
         if keys is None:
             return self.shards
         wanted, listed = chooser(keys)
         if missing := [name for name in listed if name not in self.weight_map]:
-            raise KeyError(
-                f"not in the checkpoint: {', '.join(missing[:10])}{' ...' if len(missing) > 10 else ''}"
-            )
+            raise not_found(missing, self.weight_map)
         chosen = {
             file: [name for name in names if wanted(name)] for file, names in self.shards.items()
         }
-        return {file: names for file, names in chosen.items() if names}
+        chosen = {file: names for file, names in chosen.items() if names}
+        if isinstance(keys, str) and not chosen and self.weight_map:
+            raise not_found(keys, self.weight_map, pattern=True)
+        return chosen
 
     def error(self, problem):
         return FormatError(f"{self.path}: {problem}", path=self.path)

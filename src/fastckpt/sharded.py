@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ._spec import TensorSpec
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, no_tensor
 from .errors import FormatError
 from .lazy import LazyTensor
 from .loading import load
@@ -109,12 +109,23 @@ class ShardedCheckpoint(Mapping[str, LazyTensor]):
     def __getitem__(self, name: str | tuple[str]) -> LazyTensor:
         if isinstance(name, tuple) and len(name) == 1:
             (name,) = name
-        value = self.root[name]
+        value = self.root.get(name)
         if not is_tensor(value):
-            raise KeyError(name)
+            raise no_tensor(name, self, self.root)
         shard = self.shard_of(name)
         shard.source.check_open()
         return LazyTensor(shard, value)
+
+    def __contains__(self, name: object) -> bool:
+        if isinstance(name, tuple) and len(name) == 1:
+            (name,) = name
+        return is_tensor(self.root.get(name))
+
+    def get(self, name: Any, default: Any = None) -> Any:
+        """The LazyTensor of a name, ``default`` where there is none."""
+        if name not in self:  # an error would look for names that are near
+            return default
+        return self[name]
 
     def __iter__(self) -> Iterator[str]:
         for part in self.parts:
