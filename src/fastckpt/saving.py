@@ -53,7 +53,8 @@ def save(
     """Save an object so that torch.load and ``load`` read it: the ZIP format of torch.save.
 
     obj: what torch.save takes; tensors that share a storage share it in the file. Objects of other classes are pickled by
-        Python's own protocol, and load only where running code is allowed (weights_only=False).
+        Python's own protocol, and load only where running code is allowed (weights_only=False). Opaque, the stand-in for an
+        object that was not made, and LazyTensor are refused.
     f: path, descriptor, or binary file object. A path is replaced when all is written: whatever happens before, the old file
         is whole. A link is followed, permissions and owner stay. What cannot seek (a pipe, gzip.open) is written in order.
     threads: how many sum and write; None takes what the process may use.

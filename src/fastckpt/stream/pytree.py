@@ -17,6 +17,7 @@ from ..errors import FormatError, LimitError, UnsupportedError
 from ..nodes import MISSING, Opaque, TensorNode, short
 from ..rebuild import FACTORIES
 from ..refusal import unsafe_name
+from ..stand_ins import refusing
 from .contents import Contents, bounded, error
 from .layout import Layout
 from .sending import Outgoing
@@ -65,7 +66,7 @@ def write(obj, *, pickle_protocol=2, **_):
             )
         elif torch.is_storage(leaf) or isinstance(leaf, torch.storage.TypedStorage):
             raise unfit(i, "a bare storage")
-    pickled = dump((leaves, treespec), pickle_protocol, foreign=PEERS_NAME)
+    pickled = dump((leaves, treespec), pickle_protocol, refusing(leaves), foreign=PEERS_NAME)
     head = len(pickled).to_bytes(LENGTH_NBYTES, "little", signed=True) + pickled
     layout = Layout([storage.nbytes() for storage in storages])
     return Outgoing(head, np.array(address, dtype=np.int64), layout, blocks, storages)
