@@ -86,7 +86,7 @@ NO_TENSOR = {
     "weight": r"is no tensor of the checkpoint; near it: model\.weight",
     "model.wieght": r"near it: model\.weight",
     ("m", "0"): r"is no path of a tensor; 'm\.0' is the name of one",
-    "nothing": r"there are 2 names: model\.weight, m\.0",
+    "nothing": r"there are: model\.weight, m\.0",
     5: r"'5' is no tensor",
 }
 

@@ -165,9 +165,7 @@ def test_keys_that_are_not_there(folder):
 
 
 def test_keys_that_match_nothing(folder):
-    with pytest.raises(
-        KeyError, match=r"matches keys='encoder\.\*'; there are 4 names: embed\.weight"
-    ):
+    with pytest.raises(KeyError, match=r"matches keys='encoder\.\*'; there are: embed\.weight"):
         fastckpt.load(folder, keys="encoder.*")
     with pytest.raises(KeyError, match=r"near it: layers\.0\.weight, layers\.1\.weight"):
         fastckpt.load(folder, keys="layer.0.weight")

@@ -3,11 +3,11 @@
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from ._describer import Describer
 from ._pickler import dump
 from .blocks import Block, Moves, interval, merged
+from .needs_torch import torch
 from .stand_ins import refusing
 
 # Tensors on these have storages whose bytes torch can copy; others are pickled as their own __reduce_ex__ says.

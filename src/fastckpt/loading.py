@@ -153,7 +153,8 @@ def load_into(
     threads, verify, progress, limits: as for ``load``. A bad checksum raises after memory was overwritten; the error says which.
 
     Returns (missing_keys, unexpected_keys) as ``load_state_dict`` does. Peak memory beyond the target's: 16 MiB.
-    Raises RuntimeError in torch's words where names or shapes do not fit, before a byte is touched; what ``load`` raises.
+    Raises RuntimeError in torch's words where names or shapes do not fit, or no name begins with the prefix, before a byte is
+    touched; TypeError for another target (of an optimizer, optimizer.load_state_dict(load(f)[...])); what ``load`` raises.
     Source: github.com/pytorch/pytorch, torch/nn/modules/module.py (load_state_dict).
     """
     from .into import fill_target
@@ -290,15 +291,7 @@ class Reader:
 
 def require_torch():
     """Raise a helpful ModuleNotFoundError where torch is not installed."""
-    try:
-        import torch  # noqa: F401
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise ModuleNotFoundError(
-            "torch is not installed: framework='numpy' gives arrays without it, pip install torch brings it",
-            name="torch",
-        ) from None
+    from . import needs_torch  # noqa: F401
 
 
 def only_weights(weights_only):

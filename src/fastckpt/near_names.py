@@ -23,10 +23,10 @@ def suggestion(asked, names):
     found = near(asked, names)
     if found:
         return f"; near it: {in_a_row(found)}"
-    some = in_a_row(names[:MOST])
-    if not some:
+    if not names:
         return "; there are no names"
-    return f"; there are {len(names)} names: {some}{', ...' if len(names) > MOST else ''}"
+    more = f", ... ({len(names)} in all)" if len(names) > MOST else ""
+    return f"; there are: {in_a_row(names[:MOST])}{more}"
 
 
 def in_a_row(names):

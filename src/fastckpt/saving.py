@@ -99,7 +99,12 @@ def encoded(metadata):
     """The bytes of a metadata record, None for none."""
     if metadata is None:
         return None
-    data = json.dumps(metadata, allow_nan=False).encode()
+    try:
+        data = json.dumps(metadata, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            f"metadata: {error}; it may hold what JSON can say: text, finite numbers, booleans, None, lists, dicts with names"
+        ) from None
     if len(data) > METADATA_MOST_NBYTES:
         raise ValueError(f"metadata: {len(data)} bytes of JSON, {METADATA_MOST_NBYTES} fit")
     return data

@@ -46,10 +46,10 @@ def write(obj, *, pickle_protocol=2, **_):
 
     Raises UnsupportedError for tensors that are more than strided memory.
     """
-    import torch
     from torch.utils._pytree import tree_flatten
 
     from ..blocks import Block
+    from ..needs_torch import torch
 
     leaves, treespec = tree_flatten(obj)
     storages, address, blocks = [], [], {}

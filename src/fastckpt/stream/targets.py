@@ -1,13 +1,12 @@
 """out=: a stream into tensors that are there, straight into their memory where it takes the bytes as they come."""
 
-import torch
-
 from .._spec import StorageRef
 from .._tree import leaves, named_leaves, substitute
 from ..dtypes import DTYPES
 from ..errors import ChecksumError, UnsupportedError
 from ..into import overwritten, plan_dict, takes_bytes
 from ..lazy import core_of, dtype_of, plain_spec, shape_of
+from ..needs_torch import torch
 from ..plan import root_of, roots_of, with_bytes
 from ..selection import index_of, names_of
 from .receiving import StreamReader
