@@ -217,7 +217,7 @@ class TestAbsent:
         ids=["a sentence", "long", "nothing"],
     )
     def test_reasons_are_cut_between_words(self, location, said, shown):
-        with pytest.warns(UserWarning) as caught:
+        with pytest.warns(UserWarning, match="come out on the CPU") as caught:
             Placement(None).warn(location, RuntimeError(said))
         assert f"not available here ({shown}); map_location" in str(caught[0].message)
 
