@@ -226,7 +226,7 @@ def test_checksums(dtype, touched):
 
 
 def test_checksums_of_what_goes_through_in_chunks(monkeypatch):
-    monkeypatch.setattr("fastckpt.into.CHUNK", 64)
+    monkeypatch.setattr("fastckpt.filling.CHUNK", 64)
     good = saved({"a": torch.arange(600.0).view(20, 30)})
     target = {"a": torch.zeros(20, 30, dtype=torch.float64)}
     fastckpt.load_into(target, good)
@@ -349,3 +349,36 @@ def test_names_that_are_no_tensors_are_unexpected_too():
     data = saved({**torch.nn.Linear(3, 2).state_dict(), "epoch": 5})
     with pytest.raises(RuntimeError, match=r'Unexpected key\(s\) in state_dict: "epoch"'):
         fastckpt.load_into(torch.nn.Linear(3, 2), data)
+
+
+OVERLAPS = {
+    "the_same": (slice(0, 4), slice(0, 4), [2, 2, 2, 2, 0, 0, 0, 0]),
+    "in_part": (slice(0, 4), slice(2, 6), [1, 1, 2, 2, 2, 2, 0, 0]),
+    "one_in_the_other": (slice(0, 8), slice(2, 6), [1, 1, 2, 2, 2, 2, 1, 1]),
+}
+
+
+@pytest.mark.parametrize("case", OVERLAPS)
+def test_tensors_that_overlap_are_filled_in_their_order(case, tmp_path):
+    first, second, expected = OVERLAPS[case]
+    array = torch.zeros(8)
+    there = {"a": array[first], "b": array[second]}
+    torch.save(
+        {"a": torch.full_like(there["a"], 1), "b": torch.full_like(there["b"], 2)},
+        tmp_path / "x.pt",
+    )
+    fastckpt.load_into(there, tmp_path / "x.pt")
+    assert array.tolist() == expected
+
+
+@pytest.mark.parametrize("names", [("whole", "part"), ("part", "whole")], ids="-".join)
+def test_a_view_that_begins_where_the_whole_does(names, tmp_path):
+    """Both in the file and there; whichever comes last, all of the whole is filled."""
+    whole, there = torch.arange(8.0), torch.zeros(8)
+    torch.save(
+        {name: {"whole": whole, "part": whole[:2]}[name] for name in names}, tmp_path / "x.pt"
+    )
+    fastckpt.load_into(
+        {name: {"whole": there, "part": there[:2]}[name] for name in names}, tmp_path / "x.pt"
+    )
+    assert torch.equal(there, whole)

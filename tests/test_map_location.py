@@ -112,7 +112,9 @@ def test_errors_of_a_callable_are_its_own(kind):
         fastckpt.load(saved([obj]), fail)
 
 
-@pytest.mark.parametrize("location", [5, 1.5, ["cpu"], object()], ids=repr)
+@pytest.mark.parametrize(
+    "location", [5, 1.5, ["cpu"], object()], ids=["int", "float", "list", "object"]
+)
 def test_nonsense(location):
     with pytest.raises(
         TypeError, match=r"map_location is a .*; None, a device, a dict or a callable is expected"

@@ -237,14 +237,14 @@ def data_offset(file, info):
     return info.header_offset + 30 + sum(struct.unpack("<HH", head[26:30]))
 
 
-@pytest.mark.parametrize("alignment", [1, 2, 64, 1000, 4096, 65000])
+@pytest.mark.parametrize("alignment", [True, 2, 64, 1000, 4096, 65000])
 def test_alignment(alignment):
     obj = {"a": torch.ones(5), "b": torch.ones(30_000), "c": torch.ones(0)}
     file = io.BytesIO(written(obj, alignment=alignment))
     archive = zipfile.ZipFile(file)
     assert archive.testzip() is None
     assert {data_offset(file, info) % alignment for info in archive.infolist()} == {0}
-    assert archive.read("archive/.storage_alignment") == str(alignment).encode()
+    assert archive.read("archive/.storage_alignment") == b"%d" % alignment
     same(obj, torch_loads(file.getvalue()))
     same(obj, fastckpt.load(file.getvalue()))
 
@@ -349,3 +349,23 @@ def test_fake_tensors_have_no_bytes():
         for save in (saved, written):
             with pytest.raises((pickle.PicklingError, AttributeError, RuntimeError)):
                 save(obj)
+
+
+PARTIAL = {
+    "uint16 of 13 bytes": lambda: torch.arange(13, dtype=torch.uint8)[:12].view(torch.uint16),
+    "uint64 of 12 bytes": lambda: torch.arange(12, dtype=torch.uint8)[:8].view(torch.uint64),
+    "two types": lambda: [
+        (raw := torch.arange(12, dtype=torch.uint8)).view(torch.uint16),
+        raw[:8].view(torch.uint64),
+    ],
+}
+
+
+@pytest.mark.parametrize("case", PARTIAL)
+def test_storages_that_are_no_whole_number_of_elements(case):
+    """Of dtypes without a storage class; their storages are counted in bytes."""
+    obj = PARTIAL[case]()
+    expected = torch.load(io.BytesIO(saved(obj)), weights_only=True)
+    data = written(obj)
+    same(expected, torch.load(io.BytesIO(data), weights_only=True))
+    same(expected, fastckpt.load(io.BytesIO(data)))

@@ -11,7 +11,7 @@ import os
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from .destination import Replacement, naming, sync_folder, write_at
+from .destination import Replacement, durable_names, naming, write_at
 from .progress import reporting
 from .saving import check_options, encoded, write
 from .shard_index import INDEX, SAVE_ID, SHARD, SHARD_NAME, SINGLE
@@ -54,7 +54,8 @@ def save_sharded(
     Raises what ``save`` raises, NotADirectoryError where a file is in the way, TypeError for what is no dict of tensors, ValueError for more than 99,999 shards.
     Source: github.com/huggingface/transformers, save_pretrained, for the names and the index.
     """
-    check_options(threads, alignment, views, progress)
+    check_options(threads, views, progress)
+    alignment = int(operator.index(alignment))
     if operator.index(max_shard_bytes) < 1:
         raise ValueError(f"max_shard_bytes={max_shard_bytes}: at least 1 is needed")
     if not isinstance(metadata, (dict, type(None))):
@@ -186,11 +187,9 @@ class ShardFiles:
             for file in files:
                 with naming(file.name):
                     os.fsync(file.fd)
-        for file in files:
-            file.commit(0)
-        if self.fsync:
-            for folder in {file.folder for file in files}:
-                sync_folder(folder)
+        with durable_names({file.folder for file in files} if self.fsync else ()):
+            for file in files:
+                file.commit(0)
 
     def abort(self):
         for file in self.files:

@@ -15,7 +15,7 @@ from .._unpickler import unpickle
 from ..dtypes import CODE_BY_NAME, QUANTIZED
 from ..errors import FormatError, LimitError, UnsupportedError
 from ..nodes import MISSING, Opaque, TensorNode, short
-from ..rebuild import FACTORIES
+from ..python_rows import FACTORIES
 from ..refusal import unsafe_name
 from ..stand_ins import refusing
 from .contents import Contents, bounded, error
@@ -74,7 +74,7 @@ def write(obj, *, pickle_protocol=2, **_):
 
 def check_plain(i, tensor):
     from ..describing import is_quantized
-    from ..into import PLAIN_TENSORS
+    from ..filling import PLAIN_TENSORS
 
     plain = type(tensor) in PLAIN_TENSORS and str(tensor.layout) == "torch.strided"
     if not plain or tensor.is_nested or tensor.is_meta or is_quantized(tensor.dtype):
