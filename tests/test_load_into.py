@@ -125,6 +125,62 @@ def test_names():
         fastckpt.load_into({"x": torch.zeros(2)}, data, prefix="model.", rename=lambda name: "x")
 
 
+# Names in the file, names of the target, options, and what is advised.
+ADVICE = {
+    "a prefix in the file": ({"model": {"a.w": 2, "a.b": 2}, "epoch": 1}, ["a.w", "a.b"], {}, r"prefix='model\.' takes them"),
+    "one more prefix": ({"model.module.w": 2}, ["w"], {"prefix": "model."}, r"prefix='model\.module\.' takes them"),
+    "a prefix in the target": ({"w": 2, "b": 2}, ["module.w", "module.b"], {}, r"rename=lambda name: 'module\.' \+ name"),
+    "a prefix that nothing has": ({"model.w": 2}, ["w"], {"prefix": "modle."}, r"no name begins with prefix='modle\.'; near it: model\.w"),
+    "the same, not strict": ({"w": 2}, ["w"], {"prefix": "x.", "strict": False}, r"no name begins with prefix='x\.'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ADVICE)
+@pytest.mark.parametrize("as_module", [False, True], ids=["dict", "module"])
+def test_advice_on_names(case, as_module):
+    there, wanted, options, words = ADVICE[case]
+    data = saved(tensors_of(there))
+    target = {name: torch.zeros(2) for name in wanted}
+    if as_module:
+        target = torch.nn.Module()
+        for name in wanted:
+            holder = target
+            for part in name.split(".")[:-1]:
+                if not hasattr(holder, part):
+                    holder.add_module(part, torch.nn.Module())
+                holder = getattr(holder, part)
+            holder.register_buffer(name.rpartition(".")[2], torch.zeros(2))
+    with pytest.raises(RuntimeError, match=words):
+        fastckpt.load_into(target, data, **options)
+
+
+def tensors_of(sizes):
+    """Tensors in place of numbers."""
+    if isinstance(sizes, dict):
+        return {name: tensors_of(value) for name, value in sizes.items()}
+    return torch.ones(sizes)
+
+
+def test_no_advice_where_names_have_nothing_in_common():
+    with pytest.raises(RuntimeError) as caught:
+        fastckpt.load_into({"a": torch.zeros(1), "b": torch.zeros(1)}, saved({"x": torch.ones(1)}))
+    assert "prefix" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (torch.optim.SGD([torch.zeros(1)]), r"target is 'SGD'.*SGD\.load_state_dict\(load\(f\)"),
+        ([torch.zeros(1)], "a module or a dict of tensors is expected$"),
+        (None, "a module or a dict"),
+    ],
+    ids=["optimizer", "list", "None"],
+)
+def test_other_targets(target, words):
+    with pytest.raises(TypeError, match=words):
+        fastckpt.load_into(target, saved({"a": torch.ones(1)}))
+
+
 def test_what_does_not_fit_is_said_at_once_and_touches_nothing():
     target = {
         "0.weight": torch.zeros(8, 6),

@@ -159,6 +159,43 @@ def test_a_class_of_ones_own(tmp_path):
     assert fastckpt.load(path, weights_only=False)["own"].value == 5
 
 
+class Holder:
+    """An object of a class of ones own, which names nothing for a path."""
+
+    def __init__(self, value):
+        self.value = value
+
+
+# What is saved that holds a stand-in, given one, and what the refusal says of the place.
+STAND_INS = {
+    "alone": (lambda value: value, "^an? "),
+    "in a dict": (lambda value: {"model": {"own": value}}, r"^'model\.own': an? "),
+    "in a list": (lambda value: [1, (2, value)], r"^'1\.1': an? "),
+    "in an object": (lambda value: {"own": Holder(value)}, "^an? "),
+}
+
+
+@pytest.mark.parametrize("where", STAND_INS)
+@pytest.mark.parametrize("kind", ["Opaque", "LazyTensor"])
+def test_stand_ins_are_refused(tmp_path, kind, where):
+    """Saved, they would be something else when they are loaded."""
+    source, path = tmp_path / "own.pt", tmp_path / "out.pt"
+    torch.save({"weight": torch.ones(2), "own": Own(5)}, source)
+    with fastckpt.open(source) as checkpoint:
+        value = checkpoint.tree["own" if kind == "Opaque" else "weight"]
+        wrap, place = STAND_INS[where]
+        words = r"an object of test_save\.Own" if kind == "Opaque" else r"read\(\) gives one"
+        writers = [lambda obj: fastckpt.save(obj, path)]
+        writers += [
+            lambda obj, format=format: fastckpt.stream.dump(obj, io.BytesIO(), format=format)
+            for format in ("native", "torch")
+        ]
+        for write in writers:
+            with pytest.raises(pickle.PicklingError, match=f"{place}.*{words}"):
+                write(wrap(value))
+    assert not path.exists()
+
+
 class Own:
     def __init__(self, value):
         self.value = value

@@ -277,7 +277,7 @@ def test_metadata(metadata, tmp_path):
     ids=["a set", "an object", "nan", "too much"],
 )  # fmt: skip
 def test_metadata_that_json_cannot_say(metadata, error, tmp_path):
-    with pytest.raises(error):
+    with pytest.raises(error, match=r"^metadata: "):
         fastckpt.save(TENSORS, tmp_path / "model.pt", metadata=metadata)
     assert os.listdir(tmp_path) == []
 

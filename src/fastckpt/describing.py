@@ -3,11 +3,12 @@
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from ._describer import Describer
 from ._pickler import dump
 from .blocks import Block, Moves, interval, merged
+from .needs_torch import torch
+from .stand_ins import refusing
 
 # Tensors on these have storages whose bytes torch can copy; others are pickled as their own __reduce_ex__ says.
 PLAIN_DEVICES = ("cpu", "cuda", "xpu", "mps")
@@ -105,7 +106,8 @@ class Storages(Describer):
 
     def dump(self, obj, protocol):
         """The pickle of an object."""
-        return dump(obj, protocol, {torch.Tensor: self.describe}, self.persistent_id)
+        describers = {torch.Tensor: self.describe, **refusing(obj)}
+        return dump(obj, protocol, describers, self.persistent_id)
 
     def new_kind(self, dtype):
         return Kind.of(dtype, self.cast_to)

@@ -3,13 +3,13 @@
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from ._crc32 import crc32
 from .dtypes import DTYPES
 from .errors import ChecksumError
 from .lazy import LazyTensor
 from .materialize import fill, mismatch
+from .needs_torch import torch
 from .plan import root_of
 from .records import NO_CRC, STORED, Records
 

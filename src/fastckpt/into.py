@@ -1,14 +1,14 @@
 """How load_into works: a checkpoint into memory that somebody has already, a module's or a dict's tensors, without a second copy."""
 
 import collections
+import collections.abc
 from functools import partial
-
-import torch
-from torch.overrides import TorchFunctionMode
 
 from ._spec import TensorSpec
 from .checkpoint import open as open_checkpoint
 from .filling import Copy, fill_parts
+from .near_names import suggestion
+from .needs_torch import torch
 from .nodes import TensorNode
 from .progress import check as check_progress
 from .progress import reporting
@@ -18,16 +18,27 @@ from .selection import dotted
 def fill_target(target, f, *, strict, prefix, rename, progress, **options):
     """What loading.load_into does; ``options`` are those of ``open``."""
     check_progress(progress)
+    check_target(target)
     with open_checkpoint(f, **options) as checkpoint:
         names = named(checkpoint, prefix, rename)
         others, metadata = {}, None
         for part in checkpoint.parts:
             found, versions = others_of(part, prefix, names)
             others, metadata = others | found, metadata or versions
-        if isinstance(target, torch.nn.Module):
-            copies, result, assign = plan_module(target, names, others, metadata, strict)
-        else:
-            copies, result, assign = plan_dict(target, names, others, strict)
+        if prefix and not names and not others:
+            raise RuntimeError(
+                f"{checkpoint.name}: no name begins with prefix={prefix!r}{suggestion(prefix, map(dotted_name, checkpoint))}"
+            )
+        try:
+            if isinstance(target, torch.nn.Module):
+                copies, result, assign = plan_module(target, names, others, metadata, strict)
+            else:
+                copies, result, assign = plan_dict(target, names, others, strict)
+        except RuntimeError as error:
+            advice = "" if rename else advice_on_names(names_in(target), names, prefix)
+            if not advice:
+                raise
+            raise RuntimeError(f"{error}\n\t{advice}") from error
         with torch.no_grad(), reporting(progress, checkpoint.name) as tell:
             fill_parts(checkpoint.parts, copies, tell)
         for put in assign:
@@ -35,11 +46,52 @@ def fill_target(target, f, *, strict, prefix, rename, progress, **options):
         return result
 
 
+def check_target(target):
+    """Raise TypeError for what is neither a module nor a dict."""
+    if isinstance(target, (torch.nn.Module, collections.abc.Mapping)):
+        return
+    kind = type(target).__name__
+    advice = ""
+    if hasattr(target, "load_state_dict"):
+        advice = (
+            f"; {kind}.load_state_dict(load(f)[...]) takes the part of the file that is its own"
+        )
+    raise TypeError(f"target is {kind!r}: a module or a dict of tensors is expected{advice}")
+
+
+def names_in(target):
+    if not isinstance(target, torch.nn.Module):
+        return [name for name in target if isinstance(name, str)]
+    return [name for name, _ in (*target.named_parameters(), *target.named_buffers())]
+
+
+def advice_on_names(wanted, there, prefix):
+    """What helps where most names of one side are those of the other behind a prefix; "" where they are not."""
+    missing = [name for name in wanted if name not in there]
+    for name in missing[:1]:
+        longer = [each[: -len(name)] for each in there if each.endswith(f".{name}")]
+        for found in longer:
+            if 2 * sum(found + each in there for each in wanted) > len(wanted):
+                return f"(names in the file begin with {prefix + found!r}: prefix={prefix + found!r} takes them without it)"
+        shorter = [name[: -len(each)] for each in there if name.endswith(f".{each}")]
+        for found in shorter:
+            if 2 * sum(found + each in wanted for each in there) > len(there):
+                return (
+                    f"(names in the target begin with {found!r}, and those in the file do not: rename=lambda name: {found!r} + name "
+                    f"gives it to them)"
+                )
+    return ""
+
+
+def dotted_name(name):
+    return name if isinstance(name, str) else dotted(name)
+
+
 def named(checkpoint, prefix, rename):
     """{name in the target: LazyTensor}."""
     found = {}
     for name in checkpoint:
-        text = name if isinstance(name, str) else dotted(name)
+        text = dotted_name(name)
         if not text.startswith(prefix):
             continue
         new = text[len(prefix) :]
@@ -87,7 +139,7 @@ METADATA = frozenset(
 )
 
 
-class _Recorder(TorchFunctionMode):
+class _Recorder(torch.overrides.TorchFunctionMode):
     """While a module loads placeholders, notes each ``target.copy_(placeholder)`` instead of doing it.
 
     Whatever else is done with one, by a hook or by a module's own loading code, is done with the real tensor.

@@ -53,7 +53,8 @@ def save(
     """Save an object so that torch.load and ``load`` read it: the ZIP format of torch.save.
 
     obj: what torch.save takes; tensors that share a storage share it in the file. Objects of other classes are pickled by
-        Python's own protocol, and load only where running code is allowed (weights_only=False).
+        Python's own protocol, and load only where running code is allowed (weights_only=False). Opaque, the stand-in for an
+        object that was not made, and LazyTensor are refused.
     f: path, descriptor, or binary file object. A path is replaced when all is written: whatever happens before, the old file
         is whole. A link is followed, permissions and owner stay. What cannot seek (a pipe, gzip.open) is written in order.
     threads: how many sum and write; None takes what the process may use.
@@ -98,7 +99,12 @@ def encoded(metadata):
     """The bytes of a metadata record, None for none."""
     if metadata is None:
         return None
-    data = json.dumps(metadata, allow_nan=False).encode()
+    try:
+        data = json.dumps(metadata, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            f"metadata: {error}; it may hold what JSON can say: text, finite numbers, booleans, None, lists, dicts with names"
+        ) from None
     if len(data) > METADATA_MOST_NBYTES:
         raise ValueError(f"metadata: {len(data)} bytes of JSON, {METADATA_MOST_NBYTES} fit")
     return data

@@ -51,7 +51,7 @@ def save_sharded(
 
     All files are written before the first of them has a name: whatever happens before, the folder is as it was. They get their
     names one after the other, the index last; ``load`` refuses a folder in which that was interrupted and two saves are mixed.
-    Raises what ``save`` raises, TypeError for what is no dict of tensors, ValueError for more than 99,999 shards.
+    Raises what ``save`` raises, NotADirectoryError where a file is in the way, TypeError for what is no dict of tensors, ValueError for more than 99,999 shards.
     Source: github.com/huggingface/transformers, save_pretrained, for the names and the index.
     """
     check_options(threads, views, progress)
@@ -60,11 +60,13 @@ def save_sharded(
         raise ValueError(f"max_shard_bytes={max_shard_bytes}: at least 1 is needed")
     if not isinstance(metadata, (dict, type(None))):
         raise TypeError(f"metadata is a {type(metadata).__name__}: a dict is expected")
+    folder = os.fsdecode(folder)
+    if os.path.lexists(folder) and not os.path.isdir(folder):
+        raise NotADirectoryError(errno.ENOTDIR, "is there, and a folder is expected", folder)
     from .describing import describe
 
     how = {"protocol": pickle_protocol, "compact": views == "compact", "dtype": dtype}
     shards = Shards(named_values(obj), max_shard_bytes, **how)
-    folder = os.fsdecode(folder)
     files = ShardFiles(folder, shards, metadata, fsync)
     options = {"want_crc": crc32, "threads": threads, "alignment": alignment}
     try:
@@ -79,7 +81,7 @@ def save_sharded(
 
 def named_values(obj):
     """{name: value} of a module or a dict; TypeError for what can't be sharded."""
-    import torch
+    from .needs_torch import torch
 
     values = obj.state_dict() if isinstance(obj, torch.nn.Module) else obj
     if not isinstance(values, dict):

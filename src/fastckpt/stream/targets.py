@@ -1,7 +1,5 @@
 """out=: a stream into tensors that are there, straight into their memory where it takes the bytes as they come."""
 
-import torch
-
 from .._spec import StorageRef
 from .._tree import leaves, named_leaves, substitute
 from ..dtypes import DTYPES
@@ -9,6 +7,7 @@ from ..errors import ChecksumError, UnsupportedError
 from ..filling import crowded, overwritten, takes_bytes
 from ..into import plan_dict
 from ..lazy import core_of, dtype_of, plain_spec, shape_of
+from ..needs_torch import torch
 from ..plan import root_of, roots_of, with_bytes
 from ..selection import index_of, names_of
 from .receiving import StreamReader
