@@ -3,12 +3,13 @@
 import itertools
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
 import torch
 
-from fastckpt.data import DataLoader, Dataset, stack
+from fastckpt.data import DataLoader, Dataset, stack, window
 from fastckpt.data.window import Window
 from readers import TIMEOUT, Gate, Numbers, Stacked, batches_of, drain, values
 
@@ -304,6 +305,66 @@ def test_a_huge_prefetch_allocates_nothing():
 def test_no_wake_up_is_lost():
     window = Window(lambda job: job, 20_000, 2, 2)
     assert [window.next() for _ in range(20_000)] == list(range(20_000))
+
+
+def who_does_it(job):
+    return threading.current_thread().name
+
+
+class TestHelping:
+    """Over samples in memory the caller makes a batch that no thread has begun, rather than wait for it."""
+
+    @pytest.fixture
+    def idle(self, monkeypatch):
+        """A window of jobs that have a thread, which has done all that it may do."""
+        monkeypatch.setattr(window, "HURRY", float("inf"))
+        made = Window(who_does_it, 100, 2, 1, helps=True)
+        while not made.idle:
+            time.sleep(0)
+        yield made
+        made.stop()
+
+    def test_who_comes_back_at_once_is_not_made_to_wait(self, idle):
+        me = threading.current_thread().name
+        assert [idle.next() for _ in range(5)] == ["loader"] * 2 + [me] * 3
+
+    def test_who_computes_meanwhile_has_batches_made_ahead(self, idle, monkeypatch):
+        monkeypatch.setattr(window, "HURRY", 0.0)
+        for _ in range(20):
+            assert idle.next() == "loader"  # which wakes the thread
+            while not idle.idle:
+                time.sleep(0)
+
+    @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+    def test_what_ends_a_program_costs_no_batch(self, error):
+        ended = []
+
+        def collate(samples):
+            if samples == [3] and threading.current_thread() is threading.main_thread():
+                ended.append(True)
+                if len(ended) == 1:
+                    raise error
+            return {"x": np.array(samples)}
+
+        def starts(self, number):  # none: the caller does it all
+            self.threads.append(threading.current_thread())
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Window, "_start_threads", starts)
+            epoch = iter(DataLoader([1, 2, 3, 4], num_workers=1, collate_fn=collate))
+        assert [next(epoch)["x"].tolist() for _ in range(2)] == [[1], [2]]
+        with pytest.raises(error):
+            next(epoch)
+        assert values(epoch) == [[3], [4]]
+
+    @pytest.mark.parametrize("kind", [list, tuple, dict])
+    def test_every_batch_comes_once(self, kind):
+        samples = [{"x": i} for i in range(999)]
+        dataset = dict(enumerate(samples)) if kind is dict else kind(samples)
+        for hurry in (0, 1, window.HURRY):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(window, "HURRY", hurry)
+                assert values(DataLoader(dataset, 2, num_workers=2)) == batches_of(999, 2)
 
 
 def test_without_workers_there_is_no_thread():

@@ -329,7 +329,7 @@ class TestRows:
         assert not wrong
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn", None])
+@pytest.mark.parametrize("start", ["fork", None])
 def test_torch_loads_rows(tmp_path, start):
     torch.save({"x": torch.arange(6)}, tmp_path / "a.pt")
     reader = CheckpointReader(tmp_path / "a.pt")

@@ -90,12 +90,7 @@ class DataLoader:
         elif self._start > len(order):
             raise ValueError(f"start={self._start}: the epoch has {len(order)} batches")
         epoch = Epoch(self.epoch, order, self._start, generator_state)
-        fetch = Fetch(
-            self.dataset,
-            self.collate_fn,
-            self._transfer,
-            BaseException if self.num_workers else Exception,
-        )
+        fetch = Fetch(self.dataset, self.collate_fn, self._transfer, bool(self.num_workers))
         batches = Batches(epoch, fetch, self)
         self._epoch, self._start, self._expected = epoch, 0, None
         self.epoch += 1
@@ -215,6 +210,7 @@ class Batches(Iterator[Any]):
             batch_count(count - start, fuse, drop_last=False),
             loader.num_workers + loader.prefetch_depth,
             loader.num_workers,
+            helps=fetch.in_memory,
         )
 
     def __iter__(self) -> Batches:

@@ -9,6 +9,9 @@ import weakref
 
 # How long the end of the interpreter waits for jobs under way, in seconds: not for ever for one that hangs.
 LAST_WAIT = 5.0
+# A caller who comes back within so many seconds computes nothing between batches: to wake a thread for it would cost both more
+# time (the interpreter is handed to and fro) than the batch that it could make meanwhile is worth.
+HURRY = 100e-6
 # In place of a result: the thread that ran the job could not even say what went wrong.
 LOST = object()
 
@@ -18,20 +21,22 @@ class Window:
 
     Job j may start only while ``j < next_out + width``, ``next_out`` being the job whose result is handed out next: however long one
     hangs, no more than ``width`` are begun and not handed out. Where there is no thread (``workers`` is 0, or the system has
-    none to give) the caller does each job when it is asked for.
+    none to give) the caller does each job when it is asked for. With ``helps``, the caller does a job that no thread has begun
+    yet, rather than wait for one to begin it: for jobs that never block, which are often done before a thread has the interpreter.
 
     ``run`` returns, whatever happens; the caller's own KeyboardInterrupt may pass through it, and the job is then done by the
     next ``next()``. One thread calls ``next`` at a time. Nothing here waits for a job that nobody wants any more.
     """
 
-    def __init__(self, run, count, width, workers):
-        self.run, self.count = run, count
+    def __init__(self, run, count, width, workers, helps=False):
+        self.run, self.count, self.helps = run, count, helps
         self.width = max(1, min(width, count))
         self.next_in = self.next_out = (
             0  # the job that is started next, the one that is handed out next
         )
         self.ready = {}  # job -> what it gave
         self.stopped = False
+        self.handed_out = 0.0  # when the last result was, if the caller helps
         self.pid = os.getpid()
         # Over next_in, next_out, idle and ready; never held while a job runs.
         self.lock = threading.Lock()
@@ -75,7 +80,10 @@ class Window:
             return result
         if os.getpid() != self.pid:
             return self._left_over()
+        hurries = self.helps and time.perf_counter() - self.handed_out < HURRY
         while self.next_out not in self.ready:
+            if self.helps and self._take():
+                break
             self.news.acquire()
             if self.stopped:
                 raise StopIteration
@@ -85,10 +93,20 @@ class Window:
         with self.lock:
             del self.ready[self.next_out]
             self.next_out += 1
-            if self.idle and self._may_start():
+            if self.idle and not hurries and self._may_start():
                 self.idle -= 1
                 self.wake.put(None)
+        if self.helps:
+            self.handed_out = time.perf_counter()
         return result
+
+    def _take(self):
+        """Begin the next job as a lost one, which the caller does; not if a thread has begun it."""
+        with self.lock:
+            if free := self.next_in == self.next_out and not self.stopped:
+                self.ready[self.next_out] = LOST
+                self.next_in += 1
+        return free
 
     def _left_over(self):
         # The lock may be held by a thread that does not exist here, so it is not asked for.
