@@ -566,6 +566,12 @@ def litdata_rows(i):
     }  # fmt: skip
 
 
+def plain_rows(i):
+    """Samples that LitData stores as rows of an Arrow table."""
+    parts = {"l": [i] * (i % 3), "d": {"k": i / 2, "b": bytes(i)}, "r": [{"t": "u"}]}
+    return {"a": i, "s": "x" * i} | parts
+
+
 # of its own reading: of views that are read-only, and files that it leaves open
 LITDATA_WARNS = pytest.mark.filterwarnings(
     "ignore:The given buffer is not writable", "ignore::pytest.PytestUnraisableExceptionWarning"
@@ -630,16 +636,7 @@ def test_what_litdata_encrypts(tmp_path, level):
 @pytest.mark.parametrize("options", [{}, {"compression": "zstd"}], ids=["plain", "zstd"])
 def test_what_litdata_writes_as_rows_of_a_table(tmp_path, options):
     pytest.importorskip("pyarrow")
-    samples = [
-        {
-            "a": i,
-            "s": "x" * i,
-            "l": [i] * (i % 3),
-            "d": {"k": i / 2, "b": bytes(i)},
-            "r": [{"t": "u"}],
-        }
-        for i in range(10)
-    ]
+    samples = [plain_rows(i) for i in range(10)]
     write_with_litdata(tmp_path, samples, **options)
     same_samples(samples, list(LitDataReader(tmp_path)))
 
