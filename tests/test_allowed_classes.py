@@ -12,6 +12,7 @@ from torch.serialization import add_safe_globals, clear_safe_globals, get_safe_g
 
 import fastckpt
 from objects import saved, torch_loads
+from picklecraft import Call, Name, craft, torch_file
 from support import QUIET, same
 from ziprewrite import records_of, rewritten
 
@@ -227,6 +228,24 @@ class TestAllowed:
         """Of what is not known, unknown="opaque" keeps stand-ins, whether or not other things are allowed."""
         make, _ = ALLOWED[name]
         fastckpt.load(saved([make(), torch.ones(2)], legacy=legacy), unknown="opaque")
+
+
+# A name, and what its refusal says, in this order.
+REFUSALS = {
+    "os system": "dangerous: it starts programs.*nothing was run.*scan says.*never load it with weights_only=False",
+    "torch.serialization load": "dangerous: it reads a pickle without checks",
+    "builtins getattr": "dangerous: it reaches into the interpreter",
+    "some.own Net": "not known to be plain data; nothing was run.*add_safe_globals.*weights_only=False runs the pickle, and scan",
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+@pytest.mark.parametrize("framework", ["torch", "numpy"])
+def test_a_refusal_says_what_is_known_of_a_name(name, framework):
+    data = torch_file(craft([Call(Name(name), ("id",))]))
+    with pytest.raises(fastckpt.UnsafePickleError, match=REFUSALS[name]) as caught:
+        fastckpt.load(data, framework=framework)
+    assert ("add_safe_globals" in str(caught.value)) == (name == "some.own Net")
 
 
 def test_safe_globals_context():

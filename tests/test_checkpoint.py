@@ -79,6 +79,18 @@ NAMES = [
 # -- a Mapping
 
 
+# What is asked for, and what is said where it is no tensor.
+NO_TENSOR = {
+    "epoch": r"'epoch' is there, and no tensor; \.tree has it",
+    "model": r"'model' is a container, of 'model\.weight' for example; \.tree has it",
+    "weight": r"is no tensor of the checkpoint; near it: model\.weight",
+    "model.wieght": r"near it: model\.weight",
+    ("m", "0"): r"is no path of a tensor; 'm\.0' is the name of one",
+    "nothing": r"there are: model\.weight, m\.0",
+    5: r"'5' is no tensor",
+}
+
+
 class TestMapping:
     def test_protocol(self):
         with opened(model()) as ckpt:
@@ -100,6 +112,15 @@ class TestMapping:
                 ckpt["nothing"]
             with pytest.raises(TypeError):
                 ckpt["sparse"] = torch.ones(1)
+
+    @pytest.mark.parametrize("name", NO_TENSOR, ids=str)
+    def test_what_is_no_tensor(self, name):
+        obj = {"epoch": 3, "model": {"weight": torch.ones(1)}, "m": [torch.ones(1)]}
+        with opened(obj) as ckpt:
+            assert name not in ckpt
+            assert ckpt.get(name, 7) == 7
+            with pytest.raises(KeyError, match=NO_TENSOR[name]):
+                ckpt[name]
 
     def test_names_are_paths(self):
         with opened(model()) as ckpt:

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import fastckpt
 from fastckpt import cli
 from fastckpt.terminal import printable
 from picklecraft import craft
-from zipcraft import archive, checkpoint
+from zipcraft import Entry, archive, checkpoint
 
 SOURCES = Path(fastckpt.__file__).parent.parent
 
@@ -201,6 +202,60 @@ def test_verify(run, model, damaged):
     assert "CRC-32 is" in out
 
 
+def test_verify_of_files_of_all_kinds(run, model, damaged, tmp_path):
+    """Each has its report, in order, whatever the others are."""
+    others = {
+        "pointer": b"version https://git-lfs.github.com/spec/v1\n",
+        "cut": model.read_bytes()[:-9],
+    }
+    for name, data in others.items():
+        (tmp_path / name).write_bytes(data)
+    status, out, err = run("verify", tmp_path / "pointer", tmp_path / "cut", damaged, model)
+    assert (status, err) == (1, "")
+    words = ["pointer: NO CHECKPOINT", "cut: DAMAGED (zip", "damaged.pt: DAMAGED", "model.pt: ok"]
+    places = [out.index(word) for word in words]
+    assert places == sorted(places)
+
+
+@pytest.fixture
+def shards(tmp_path):
+    folder = tmp_path / "shards"
+    fastckpt.save_sharded({name: torch.ones(99) for name in "abc"}, folder, max_shard_bytes=500)
+    return folder
+
+
+INDEX = "pytorch_model.bin.index.json"
+
+
+@pytest.mark.parametrize("name", ["ls", "info", "verify", "scan"])
+def test_shards(run, shards, name):
+    status, out, err = run(name, shards)
+    assert (status, err) == (0, "")
+    assert run(name, shards / INDEX) == (status, out, err)
+    assert out.count("pytorch_model-00001-of-00003.bin") == 1
+    assert json.loads(run(name, "--json", shards)[1])
+
+
+def test_ls_of_shards(run, shards):
+    rows = json.loads(run("ls", "--json", shards)[1])
+    assert [row["name"] for row in rows] == ["a", "b", "c"]
+    for row in rows:
+        data = (shards / row["file"]).read_bytes()[row["offset"] :]
+        assert data[: row["nbytes"]] == torch.ones(99).numpy().tobytes()
+
+
+def test_a_damaged_shard(run, shards):
+    path = shards / "pytorch_model-00002-of-00003.bin"
+    path.write_bytes(path.read_bytes()[:-30])
+    status, out, _ = run("verify", shards)
+    assert status == 1
+    assert f"{path}: DAMAGED" in out
+    assert out.count(": ok") == 2
+    status, out, err = run("salvage", shards, shards / "out.pt")
+    assert (status, out) == (1, "")
+    assert "salvage takes one: verify says which shards are damaged" in err
+
+
 def test_verify_as_json(run, model, damaged, tmp_path):
     status, out, _ = run("verify", "--json", model)
     assert (status, json.loads(out)["ok"]) == (0, True)
@@ -213,12 +268,40 @@ def test_verify_as_json(run, model, damaged, tmp_path):
     assert err.count("\n") == 1
 
 
-def test_progress(run, model, monkeypatch):
-    pytest.importorskip("tqdm")
-    status, out, err = run("verify", "--progress", model)
+@pytest.mark.parametrize("name", ["verify", "salvage"])
+@pytest.mark.parametrize("there", [True, False], ids=["tqdm", "no tqdm"])
+def test_progress(run, model, tmp_path, monkeypatch, name, there):
+    if there:
+        pytest.importorskip("tqdm")
+    else:
+        monkeypatch.setattr(cli, "find_spec", lambda name: None)
+    out_path = [tmp_path / "out.pt"] if name == "salvage" else []
+    status, out, err = run(name, "--progress", "--threads", "2", model, *out_path)
     assert status == 0
-    assert "ok" in out
-    assert "model.pt" in err
+    assert "ok" in out or "3 tensors kept" in out
+    assert ("--progress needs tqdm (pip install tqdm)" in err) == (not there)
+    assert ("model.pt" in err) == there
+
+
+def test_messages_advise_in_words_of_the_command_line(run, model, damaged, tmp_path):
+    (tmp_path / "packed").write_bytes(b"\x1f\x8b" + bytes(20))
+    (tmp_path / "pickle.pt").write_bytes(archive([Entry("a/data.pkl", craft({}), crc=1)]))
+    said = []
+    for arguments in (
+        ["salvage", damaged, model],
+        ["verify", damaged],
+        ["ls", tmp_path / "pickle.pt"],
+        ["info", tmp_path / "packed"],
+        ["verify", tmp_path / "packed"],
+    ):
+        status, out, err = run(*arguments)
+        assert status == 1
+        said.append((out + err).replace("torch.load(weights_only=True)", ""))
+    assert "--overwrite replaces it" in said[0]
+    assert "CRC-32" in said[1]
+    assert "CRC-32" in said[2]
+    assert all("unpack it first" in text for text in said[3:])
+    assert not re.search(r"\w+=\w|\w\(\w", "".join(said).replace(str(tmp_path), ""))
 
 
 # -- errors
@@ -227,21 +310,29 @@ def test_progress(run, model, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["verify", "{pointer}"], "git-lfs pointer"),
+        (["ls", "{pointer}"], "git-lfs pointer"),
         (["ls", "{nowhere}"], "nowhere: No such file"),
-        (["info", "{folder}"], "Is a directory"),
-        (["verify", "--threads", "1", "{pointer}", "{nowhere}"], "git-lfs pointer"),
-        (["verify", "--threads", "2147483648", "{pointer}"], "git-lfs pointer"),
+        (["info", "{folder}"], "a folder without pytorch_model.bin or pytorch_model.bin.index.json"),
+        (["verify", "{folder}"], "such as 'a.pt'"),
+        (["scan", "{folder}"], "give the path of a file"),
+        (["salvage", "{folder}", "out.pt"], "give the path of a file"),
+        (["verify", "{empty}"], "an empty folder"),
+        (["scan", "--json", "{empty}"], "an empty folder"),
+        (["ls", "{pointer}", "{nowhere}"], "git-lfs pointer"),
+        (["verify", "--threads", "2147483648", "{nowhere}"], "No such file"),
     ],
-    ids=["no checkpoint", "no file", "a folder", "two", "many threads"],
-)
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)  # fmt: skip
 def test_errors_are_one_line_each(run, tmp_path, arguments, words):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a.pt").touch()
     (tmp_path / "pointer").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\n")
-    places = {name: str(tmp_path / name) for name in ("pointer", "nowhere")}
+    places = {name: str(tmp_path / name) for name in ("pointer", "nowhere", "empty")}
     places["folder"] = str(tmp_path)
     arguments = [argument.format(**places) for argument in arguments]
     status, out, err = run(*arguments)
-    assert (status, out) == (1, "")
+    assert status == 1
+    assert out == "" or "--json" in arguments
     assert words in err
     assert "Traceback" not in err
     assert err.count("\n") == sum(argument in places.values() for argument in arguments)

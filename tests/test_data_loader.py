@@ -1,6 +1,8 @@
 """The loader: order, samplers, bounds, errors."""
 
+import gc
 import itertools
+import signal
 import sys
 import threading
 import time
@@ -304,7 +306,15 @@ def test_a_huge_prefetch_allocates_nothing():
 
 def test_no_wake_up_is_lost():
     window = Window(lambda job: job, 20_000, 2, 2)
-    assert [window.next() for _ in range(20_000)] == list(range(20_000))
+    assert [taken(window) for _ in range(20_000)] == list(range(20_000))
+
+
+def taken(window):
+    """The result of the next job of a Window."""
+    job = window.next_out
+    result = window.get(job)
+    window.release(job)
+    return result
 
 
 def who_does_it(job):
@@ -326,12 +336,12 @@ class TestHelping:
 
     def test_who_comes_back_at_once_is_not_made_to_wait(self, idle):
         me = threading.current_thread().name
-        assert [idle.next() for _ in range(5)] == ["loader"] * 2 + [me] * 3
+        assert [taken(idle) for _ in range(5)] == ["loader"] * 2 + [me] * 3
 
     def test_who_computes_meanwhile_has_batches_made_ahead(self, idle, monkeypatch):
         monkeypatch.setattr(window, "HURRY", 0.0)
         for _ in range(20):
-            assert idle.next() == "loader"  # which wakes the thread
+            assert taken(idle) == "loader"  # which wakes the thread
             while not idle.idle:
                 time.sleep(0)
 
@@ -484,3 +494,42 @@ def test_a_closed_reader_is_an_error_at_once():
     for dataset in (reader, Dataset(reader)):
         with pytest.raises(ValueError, match="closed"):
             iter(DataLoader(dataset))
+
+
+class Stop(BaseException):
+    """What a signal's handler raises."""
+
+
+@pytest.mark.parametrize("fuse", [1, 3])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_signals_cost_no_batch(num_workers, fuse):
+    """Wherever a signal comes while the loader is asked for a batch, that batch is the next one."""
+
+    def stop(*_):
+        if asking:
+            raise Stop
+
+    asking, found, stops = False, [], 0
+    epoch = iter(DataLoader(Numbers(600), num_workers=num_workers, fuse=fuse))
+    gc.disable()  # whose callbacks would be interrupted, too, and what they raise is lost
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, 2e-4, 3e-4)
+    try:
+        while True:
+            try:
+                asking = True
+                for batch in epoch:
+                    asking = False
+                    found += batch["x"].tolist()
+                    asking = True
+                break
+            except Stop:
+                asking, stops = False, stops + 1
+    finally:
+        asking = False
+        gc.enable()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert found == list(range(600))
+    assert stops
+    assert len(epoch) == 0

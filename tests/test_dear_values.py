@@ -26,7 +26,12 @@ def load(data):
 
 DOUBLED = Raw(b"K\x01" + b"2\x86" * 200)  # a tuple of twice the tuple below it, 200 levels deep
 DEEP = Raw(b"]" * 10_000 + b"a" * 9_999)
+CLASS = b"c__main__\nX\n)\x81"
+OWN_STATE = Raw(CLASS + b"q\xf0h\xf0b")
+CHAIN = Raw(CLASS + (b"q\xf0" + CLASS + b"h\xf0b") * 600)
 DEAR = {
+    "an object whose state is itself": OWN_STATE,
+    "600 objects, each the state of the next": CHAIN,
     "2**200 members": DOUBLED,
     "10,000 levels": DEEP,
     "10**5000": 10**5000,

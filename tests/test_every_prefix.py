@@ -28,6 +28,21 @@ def needed(name, data):
 
 
 @pytest.mark.parametrize("name", FILES)
+def test_who_is_told_of_salvage(name, tmp_path):
+    """Those whom it helps, of all whose file ends too early."""
+    data, out = FILES[name], tmp_path / "out.pt"
+    for nbytes in range(0, needed(name, data), 41):
+        with pytest.raises(FormatError) as caught:
+            fastckpt.load(data[:nbytes])
+        told = "(salvage gets out what is whole)" in str(caught.value)
+        try:
+            kept = bool(fastckpt.salvage(data[:nbytes], out, overwrite=True).kept)
+        except FormatError:
+            kept = False
+        assert told or not kept, nbytes
+
+
+@pytest.mark.parametrize("name", FILES)
 def test_load(name):
     data = FILES[name]
     for nbytes in range(needed(name, data)):

@@ -75,7 +75,7 @@ CHOICES = {
             )
         },
     ),
-    "glob that fits nothing": ("nothing*", EMPTY),
+    "callable that wants nothing": (lambda name: False, EMPTY),
     "callable": (lambda name: name.startswith("n"), EMPTY | {"name": "run"}),
     "view": (["views.0"], EMPTY | {"views": [FULL["views"][0]]}),
     "views": ("views.*", EMPTY | {"views": FULL["views"]}),
@@ -133,6 +133,37 @@ def test_names_that_are_not_there(framework):
         fastckpt.load(saved(example()), keys=[str(n) for n in range(50)])
 
 
+# A pattern or names that nothing has, and what is said of it. The object is NESTED.
+NESTED = {"model": {"encoder.weight": torch.ones(2), "decoder.bias": torch.ones(1)}, "epoch": 3}
+NOWHERE = {
+    "pattern without its prefix": ("encoder.*", "no name .* matches keys='encoder.*'; near it: model.encoder.weight"),
+    "pattern of another model": ("transformer.*", "there are: model.encoder.weight, model.decoder.bias, epoch"),
+    "a typing error": (["model.encodr.weight"], "not in the checkpoint: model.encodr.weight; near it: model.encoder.weight"),
+    "in other case": ("model.Encoder.weight", "near it: model.encoder.weight"),
+    "a name without its prefix": (["decoder.bias"], "near it: model.decoder.bias"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NOWHERE)
+@pytest.mark.parametrize("framework", ["torch", "numpy"])
+def test_near_names(case, framework):
+    keys, words = NOWHERE[case]
+    with pytest.raises(KeyError, match=words):
+        fastckpt.load(saved(NESTED), keys=keys, framework=framework)
+
+
+def test_a_pattern_of_an_empty_object():
+    assert fastckpt.load(saved({}), keys="*") == {}
+
+
+def test_suggestions_are_short():
+    """Whatever the names are, and however many."""
+    names = {"x" * 10_000 + str(i): i for i in range(2000)}
+    with pytest.raises(KeyError) as caught:
+        fastckpt.load(saved(names), keys=["y" * 10_000])
+    assert len(str(caught.value)) < 2000
+
+
 def test_a_container_is_no_leaf():
     """It has a name of its own only through what is in it."""
     with pytest.raises(KeyError, match="model"):
@@ -142,7 +173,9 @@ def test_a_container_is_no_leaf():
 def test_a_leaf_alone():
     data = saved(torch.ones(3))
     same(torch.ones(3), fastckpt.load(data, keys="*"))
-    assert fastckpt.load(data, keys="no*") is None
+    assert fastckpt.load(data, keys=lambda name: False) is None
+    with pytest.raises(KeyError, match="no name in the checkpoint matches keys='no\\*'"):
+        fastckpt.load(data, keys="no*")
 
 
 def test_what_is_not_wanted_is_not_read():

@@ -125,6 +125,62 @@ def test_names():
         fastckpt.load_into({"x": torch.zeros(2)}, data, prefix="model.", rename=lambda name: "x")
 
 
+# Names in the file, names of the target, options, and what is advised.
+ADVICE = {
+    "a prefix in the file": ({"model": {"a.w": 2, "a.b": 2}, "epoch": 1}, ["a.w", "a.b"], {}, r"prefix='model\.' takes them"),
+    "one more prefix": ({"model.module.w": 2}, ["w"], {"prefix": "model."}, r"prefix='model\.module\.' takes them"),
+    "a prefix in the target": ({"w": 2, "b": 2}, ["module.w", "module.b"], {}, r"rename=lambda name: 'module\.' \+ name"),
+    "a prefix that nothing has": ({"model.w": 2}, ["w"], {"prefix": "modle."}, r"no name begins with prefix='modle\.'; near it: model\.w"),
+    "the same, not strict": ({"w": 2}, ["w"], {"prefix": "x.", "strict": False}, r"no name begins with prefix='x\.'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ADVICE)
+@pytest.mark.parametrize("as_module", [False, True], ids=["dict", "module"])
+def test_advice_on_names(case, as_module):
+    there, wanted, options, words = ADVICE[case]
+    data = saved(tensors_of(there))
+    target = {name: torch.zeros(2) for name in wanted}
+    if as_module:
+        target = torch.nn.Module()
+        for name in wanted:
+            holder = target
+            for part in name.split(".")[:-1]:
+                if not hasattr(holder, part):
+                    holder.add_module(part, torch.nn.Module())
+                holder = getattr(holder, part)
+            holder.register_buffer(name.rpartition(".")[2], torch.zeros(2))
+    with pytest.raises(RuntimeError, match=words):
+        fastckpt.load_into(target, data, **options)
+
+
+def tensors_of(sizes):
+    """Tensors in place of numbers."""
+    if isinstance(sizes, dict):
+        return {name: tensors_of(value) for name, value in sizes.items()}
+    return torch.ones(sizes)
+
+
+def test_no_advice_where_names_have_nothing_in_common():
+    with pytest.raises(RuntimeError) as caught:
+        fastckpt.load_into({"a": torch.zeros(1), "b": torch.zeros(1)}, saved({"x": torch.ones(1)}))
+    assert "prefix" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (torch.optim.SGD([torch.zeros(1)]), r"target is 'SGD'.*SGD\.load_state_dict\(load\(f\)"),
+        ([torch.zeros(1)], "a module or a dict of tensors is expected$"),
+        (None, "a module or a dict"),
+    ],
+    ids=["optimizer", "list", "None"],
+)
+def test_other_targets(target, words):
+    with pytest.raises(TypeError, match=words):
+        fastckpt.load_into(target, saved({"a": torch.ones(1)}))
+
+
 def test_what_does_not_fit_is_said_at_once_and_touches_nothing():
     target = {
         "0.weight": torch.zeros(8, 6),
@@ -170,7 +226,7 @@ def test_checksums(dtype, touched):
 
 
 def test_checksums_of_what_goes_through_in_chunks(monkeypatch):
-    monkeypatch.setattr("fastckpt.into.CHUNK", 64)
+    monkeypatch.setattr("fastckpt.filling.CHUNK", 64)
     good = saved({"a": torch.arange(600.0).view(20, 30)})
     target = {"a": torch.zeros(20, 30, dtype=torch.float64)}
     fastckpt.load_into(target, good)
@@ -293,3 +349,36 @@ def test_names_that_are_no_tensors_are_unexpected_too():
     data = saved({**torch.nn.Linear(3, 2).state_dict(), "epoch": 5})
     with pytest.raises(RuntimeError, match=r'Unexpected key\(s\) in state_dict: "epoch"'):
         fastckpt.load_into(torch.nn.Linear(3, 2), data)
+
+
+OVERLAPS = {
+    "the_same": (slice(0, 4), slice(0, 4), [2, 2, 2, 2, 0, 0, 0, 0]),
+    "in_part": (slice(0, 4), slice(2, 6), [1, 1, 2, 2, 2, 2, 0, 0]),
+    "one_in_the_other": (slice(0, 8), slice(2, 6), [1, 1, 2, 2, 2, 2, 1, 1]),
+}
+
+
+@pytest.mark.parametrize("case", OVERLAPS)
+def test_tensors_that_overlap_are_filled_in_their_order(case, tmp_path):
+    first, second, expected = OVERLAPS[case]
+    array = torch.zeros(8)
+    there = {"a": array[first], "b": array[second]}
+    torch.save(
+        {"a": torch.full_like(there["a"], 1), "b": torch.full_like(there["b"], 2)},
+        tmp_path / "x.pt",
+    )
+    fastckpt.load_into(there, tmp_path / "x.pt")
+    assert array.tolist() == expected
+
+
+@pytest.mark.parametrize("names", [("whole", "part"), ("part", "whole")], ids="-".join)
+def test_a_view_that_begins_where_the_whole_does(names, tmp_path):
+    """Both in the file and there; whichever comes last, all of the whole is filled."""
+    whole, there = torch.arange(8.0), torch.zeros(8)
+    torch.save(
+        {name: {"whole": whole, "part": whole[:2]}[name] for name in names}, tmp_path / "x.pt"
+    )
+    fastckpt.load_into(
+        {name: {"whole": there, "part": there[:2]}[name] for name in names}, tmp_path / "x.pt"
+    )
+    assert torch.equal(there, whole)

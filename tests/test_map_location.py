@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import fastckpt
+from fastckpt.torch_bridge import Placement
 from objects import saved, torch_loads
 from support import QUIET, same
 from ziprewrite import records_of, tagged, with_damage
@@ -111,7 +112,9 @@ def test_errors_of_a_callable_are_its_own(kind):
         fastckpt.load(saved([obj]), fail)
 
 
-@pytest.mark.parametrize("location", [5, 1.5, ["cpu"], object()], ids=repr)
+@pytest.mark.parametrize(
+    "location", [5, 1.5, ["cpu"], object()], ids=["int", "float", "list", "object"]
+)
 def test_nonsense(location):
     with pytest.raises(
         TypeError, match=r"map_location is a .*; None, a device, a dict or a callable is expected"
@@ -205,6 +208,20 @@ class TestAbsent:
             warnings.simplefilter("always")
             fastckpt.load(tagged(saved([torch.ones(2)]), location))
         assert [w.filename for w in caught] == [__file__]
+
+    @pytest.mark.parametrize(
+        ("said", "shown"),
+        [
+            ("no CUDA. Please use the CPU.", "no CUDA"),
+            ("word " * 99, f"{'word ' * 31}..."),
+            ("", ""),
+        ],
+        ids=["a sentence", "long", "nothing"],
+    )
+    def test_reasons_are_cut_between_words(self, location, said, shown):
+        with pytest.warns(UserWarning, match="come out on the CPU") as caught:
+            Placement(None).warn(location, RuntimeError(said))
+        assert f"not available here ({shown}); map_location" in str(caught[0].message)
 
     def test_mapped_without_a_word(self, location):
         data = tagged(saved(example()), location)

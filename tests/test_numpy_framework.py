@@ -175,3 +175,41 @@ else:
             timeout=60,
         )
         assert done.returncode == 0, done.stderr
+
+
+WITHOUT_TORCH = """
+import io, sys
+sys.modules["torch"] = None
+import fastckpt
+path, stream = sys.argv[1], io.BytesIO(open(sys.argv[2], "rb").read())
+opened = fastckpt.open(path)
+calls = {
+    "load": lambda: fastckpt.load(path),
+    "trusted": lambda: fastckpt.load(path, weights_only=False),
+    "pinned": lambda: fastckpt.load(path, pin_memory=True),
+    "read": lambda: opened["a"].read(),
+    "slice": lambda: opened["a"][:1],
+    "load_into": lambda: fastckpt.load_into({}, path),
+    "save": lambda: fastckpt.save({}, path),
+    "save_sharded": lambda: fastckpt.save_sharded({}, "folder"),
+    "dump": lambda: fastckpt.stream.dump({}, io.BytesIO()),
+    "stream": lambda: fastckpt.stream.load(stream),
+}
+for name, call in calls.items():
+    try:
+        call()
+    except ModuleNotFoundError as error:
+        print(name, "pip install torch brings it" in str(error), error.name)
+"""
+
+
+def test_what_needs_torch_says_so(tmp_path):
+    path, stream = tmp_path / "model.pt", tmp_path / "stream"
+    torch.save({"a": torch.ones(3)}, path)
+    with open(stream, "wb") as file:
+        fastckpt.stream.dump({"a": torch.ones(3)}, file)
+    run = [sys.executable, "-c", WITHOUT_TORCH, str(path), str(stream)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    out = subprocess.run(run, capture_output=True, text=True, env=environment, check=True).stdout
+    names = "load trusted pinned read slice load_into save save_sharded dump stream".split()
+    assert out.splitlines() == [f"{name} True torch" for name in names]

@@ -16,6 +16,9 @@ import picklecraft
 from fastckpt import FormatError, UnsupportedError, salvage
 from objects import one_of_each, saved, saved_objects
 from salvagetools import DIRECTORY, GOOD, IN_RECORD, PLACES, flipped, model, places, salvaged
+from streamcraft import Call as StreamCall
+from streamcraft import Name as StreamName
+from streamcraft import legacy_stream
 from support import QUIET, same
 from zipcraft import Entry, archive, checkpoint
 
@@ -70,6 +73,41 @@ def test_whole_files_of_any_object(obj, tmp_path_factory):
         if not legacy:
             assert out.read_bytes() == data
         same(expected, fastckpt.load(out, unknown="opaque"))
+
+
+# What runs a program where Python unpickles it, beside a tensor.
+OBJECT = {
+    "w": picklecraft.Call(REBUILD, (picklecraft.storage("FloatStorage", "0", 4), 0, (4,), (1,))),
+    "x": picklecraft.Call(picklecraft.Name("os system"), ("id",)),
+}
+STREAMED = {"flags": 0x0808, "descriptor": True}
+DANGEROUS = checkpoint(data__pkl=picklecraft.craft(OBJECT))
+BESIDE = Entry("archive/extra.pkl", picklecraft.craft(OBJECT["x"]), **STREAMED)
+
+
+def cut(data):
+    return data[: data.index(b"PK\1\2")]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        archive(DANGEROUS),
+        cut(archive(DANGEROUS)),
+        archive([*DANGEROUS, Entry("archive/data/9", crc=1, data=b"9")]),
+        cut(archive([*checkpoint(data__pkl=picklecraft.craft({"w": OBJECT["w"]})), BESIDE])),
+        legacy_stream({"w": 1, "x": StreamCall(StreamName("os", "system"), ("id",))}, {}),
+    ],
+    ids=["zip", "no directory", "damaged", "in a record beside", "legacy"],
+)
+def test_dangers_that_are_carried_over_are_named(data, out):
+    report = salvage(data, out)
+    assert not report.ok
+    found = [each for each in report.findings if each.kind == "dangerous_name"]
+    assert len(found) == 1
+    assert str(out) in found[0].message
+    assert "os.system, which starts programs" in str(report)
+    assert fastckpt.scan(out).rating == "dangerous"
 
 
 def test_records_of_others_are_carried_over(out):

@@ -159,6 +159,43 @@ def test_a_class_of_ones_own(tmp_path):
     assert fastckpt.load(path, weights_only=False)["own"].value == 5
 
 
+class Holder:
+    """An object of a class of ones own, which names nothing for a path."""
+
+    def __init__(self, value):
+        self.value = value
+
+
+# What is saved that holds a stand-in, given one, and what the refusal says of the place.
+STAND_INS = {
+    "alone": (lambda value: value, "^an? "),
+    "in a dict": (lambda value: {"model": {"own": value}}, r"^'model\.own': an? "),
+    "in a list": (lambda value: [1, (2, value)], r"^'1\.1': an? "),
+    "in an object": (lambda value: {"own": Holder(value)}, "^an? "),
+}
+
+
+@pytest.mark.parametrize("where", STAND_INS)
+@pytest.mark.parametrize("kind", ["Opaque", "LazyTensor"])
+def test_stand_ins_are_refused(tmp_path, kind, where):
+    """Saved, they would be something else when they are loaded."""
+    source, path = tmp_path / "own.pt", tmp_path / "out.pt"
+    torch.save({"weight": torch.ones(2), "own": Own(5)}, source)
+    with fastckpt.open(source) as checkpoint:
+        value = checkpoint.tree["own" if kind == "Opaque" else "weight"]
+        wrap, place = STAND_INS[where]
+        words = r"an object of test_save\.Own" if kind == "Opaque" else r"read\(\) gives one"
+        writers = [lambda obj: fastckpt.save(obj, path)]
+        writers += [
+            lambda obj, format=format: fastckpt.stream.dump(obj, io.BytesIO(), format=format)
+            for format in ("native", "torch")
+        ]
+        for write in writers:
+            with pytest.raises(pickle.PicklingError, match=f"{place}.*{words}"):
+                write(wrap(value))
+    assert not path.exists()
+
+
 class Own:
     def __init__(self, value):
         self.value = value
@@ -200,14 +237,14 @@ def data_offset(file, info):
     return info.header_offset + 30 + sum(struct.unpack("<HH", head[26:30]))
 
 
-@pytest.mark.parametrize("alignment", [1, 2, 64, 1000, 4096, 65000])
+@pytest.mark.parametrize("alignment", [True, 2, 64, 1000, 4096, 65000])
 def test_alignment(alignment):
     obj = {"a": torch.ones(5), "b": torch.ones(30_000), "c": torch.ones(0)}
     file = io.BytesIO(written(obj, alignment=alignment))
     archive = zipfile.ZipFile(file)
     assert archive.testzip() is None
     assert {data_offset(file, info) % alignment for info in archive.infolist()} == {0}
-    assert archive.read("archive/.storage_alignment") == str(alignment).encode()
+    assert archive.read("archive/.storage_alignment") == b"%d" % alignment
     same(obj, torch_loads(file.getvalue()))
     same(obj, fastckpt.load(file.getvalue()))
 
@@ -312,3 +349,23 @@ def test_fake_tensors_have_no_bytes():
         for save in (saved, written):
             with pytest.raises((pickle.PicklingError, AttributeError, RuntimeError)):
                 save(obj)
+
+
+PARTIAL = {
+    "uint16 of 13 bytes": lambda: torch.arange(13, dtype=torch.uint8)[:12].view(torch.uint16),
+    "uint64 of 12 bytes": lambda: torch.arange(12, dtype=torch.uint8)[:8].view(torch.uint64),
+    "two types": lambda: [
+        (raw := torch.arange(12, dtype=torch.uint8)).view(torch.uint16),
+        raw[:8].view(torch.uint64),
+    ],
+}
+
+
+@pytest.mark.parametrize("case", PARTIAL)
+def test_storages_that_are_no_whole_number_of_elements(case):
+    """Of dtypes without a storage class; their storages are counted in bytes."""
+    obj = PARTIAL[case]()
+    expected = torch.load(io.BytesIO(saved(obj)), weights_only=True)
+    data = written(obj)
+    same(expected, torch.load(io.BytesIO(data), weights_only=True))
+    same(expected, fastckpt.load(io.BytesIO(data)))

@@ -100,6 +100,42 @@ def test_a_folder_that_is_read_only():
         assert os.listdir(folder) == []
 
 
+# Modes of a folder and of the file in it, as others than the owner see them; what save is told; what is in the file then.
+PROTECTED = {
+    "a file that is read-only": (0o777, 0o644, {}, "it is there, and not to be written", "old"),
+    "a folder that is read-only": (
+        0o755,
+        0o666,
+        {},
+        "a new file has to be made in its folder",
+        "old",
+    ),
+    "a folder that can't be made durable": (
+        0o733,
+        0o666,
+        {"fsync": True},
+        "Permission denied",
+        "old",
+    ),
+    "a folder that is closed to reading": (0o733, 0o666, {}, "saved", "new"),
+}
+
+
+@needs_root
+@pytest.mark.parametrize("case", PROTECTED)
+def test_what_is_protected_stays_as_it_is(case):
+    folder_mode, mode, options, words, content = PROTECTED[case]
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/model.pt"
+        fastckpt.save("old", path)
+        os.chmod(path, mode)
+        os.chmod(folder, folder_mode)
+        script = f"try: fastckpt.save('new', sys.argv[1], **{options!r})\nexcept PermissionError as error: print(error)\nelse: print('saved')"
+        assert words in as_nobody(script, path)
+        assert fastckpt.load(path) == content
+        assert os.listdir(folder) == ["model.pt"]
+
+
 def test_a_full_device():
     with pytest.raises(OSError, match="No space left on device: '/dev/full'") as raised:
         fastckpt.save(NEW, "/dev/full")

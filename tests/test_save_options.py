@@ -227,6 +227,10 @@ def test_dtypes_that_are_none(dtype):
         written({}, dtype=dtype)
 
 
+class OwnTensor(torch.Tensor):
+    pass
+
+
 def test_what_a_cast_would_break():
     young = torch.ones(8, dtype=torch.float8_e5m2)
     with pytest.raises(RuntimeError, match="clone one of them"):
@@ -241,6 +245,10 @@ def test_what_a_cast_would_break():
         assert torch_loads(written(bare, dtype=torch.float16)).dtype == torch.float16
         with pytest.raises(TypeError, match="no storage class"):
             written(bare, dtype=torch.float8_e5m2)
+    for held in (attributed(torch.ones(2).to(torch.float8_e5m2)), young.as_subclass(OwnTensor)):
+        with pytest.raises(TypeError, match="storage of bytes"):
+            written(held, dtype=torch.float16)
+        written(held, dtype=torch.float8_e5m2)
 
 
 # -- metadata ----------------------------------------------------------------------------------------------------------
@@ -269,7 +277,7 @@ def test_metadata(metadata, tmp_path):
     ids=["a set", "an object", "nan", "too much"],
 )  # fmt: skip
 def test_metadata_that_json_cannot_say(metadata, error, tmp_path):
-    with pytest.raises(error):
+    with pytest.raises(error, match=r"^metadata: "):
         fastckpt.save(TENSORS, tmp_path / "model.pt", metadata=metadata)
     assert os.listdir(tmp_path) == []
 
@@ -382,7 +390,9 @@ def test_wrong_arguments(options, error, words, tmp_path):
     assert os.listdir(tmp_path) == ["model.pt"]
 
 
-@pytest.mark.parametrize("f", [None, 1.5, object(), ["model.pt"], True], ids=repr)
+@pytest.mark.parametrize(
+    "f", [None, 1.5, object(), ["model.pt"], True], ids=["None", "float", "object", "list", "True"]
+)
 def test_wrong_destinations(f):
     with pytest.raises(TypeError, match="a path or a binary file object is expected"):
         fastckpt.save(TENSORS, f)

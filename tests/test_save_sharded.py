@@ -369,12 +369,6 @@ def test_something_else_by_the_name_of_a_shard(make, tmp_path):
     assert os.listdir(tmp_path) == [shard_names(3)[1]]
 
 
-def test_a_file_in_place_of_the_folder(tmp_path):
-    (tmp_path / "model").write_text("x")
-    with pytest.raises(FileExistsError):
-        fastckpt.save_sharded(tensors(), tmp_path / "model")
-
-
 def test_saving_over_what_is_loaded_lazily(tmp_path):
     fastckpt.save_sharded(tensors(), tmp_path, max_shard_bytes=800)
     mapped = fastckpt.load(tmp_path, mmap=True)
@@ -385,3 +379,16 @@ def test_saving_over_what_is_loaded_lazily(tmp_path):
         same(tensors(), checkpoint.read())
     same(tensors(), mapped)
     same({name: tensor * 2 for name, tensor in mapped.items()}, fastckpt.load(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["file", "dangling link"])
+def test_a_file_in_place_of_the_folder(tmp_path, kind):
+    path = tmp_path / "model.pt"
+    if kind == "file":
+        path.write_bytes(b"old")
+    else:
+        path.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(NotADirectoryError, match="a folder is expected") as caught:
+        fastckpt.save_sharded({"a": torch.ones(1)}, path)
+    assert caught.value.filename == str(path)
+    assert os.listdir(tmp_path) == ["model.pt"]

@@ -24,7 +24,7 @@ from streamcraft import Name as StreamName
 from streamcraft import Pid as StreamPid
 from streamcraft import legacy_stream, pickled, tar_checkpoint, tensor
 from streamcraft import storage as stream_storage
-from zipcraft import Entry, archive, checkpoint
+from zipcraft import PICKLE, Entry, archive, checkpoint, local_part
 
 MARKER = "scan_marker"  # payloads make a folder of this name in the current one
 TEXT = emit(MARKER)
@@ -409,7 +409,34 @@ def behind_each_other(hidden, seen=()):
     return archive([*checkpoint(), *seen], before=start[: start.index(b"PK\1\2")])
 
 
+def without_directory(entries, **options):
+    """An archive whose directory was never written, as that of a save that was killed."""
+    data = archive(entries, **options)
+    return data[: data.index(b"PK\1\2")]
+
+
+STREAMED = {"flags": 0x0808, "descriptor": True}  # as torch writes records
+HIDDEN = Entry("archive/data.pkl", PAYLOAD, **STREAMED)
+BAD_PICKLE = Entry("archive/data.pkl", PICKLE, crc=1)
+INNER = without_directory([HIDDEN], before=bytes(16))
+
+# Archives with a record that no directory lists: salvage, and other readers, take it.
 UNLISTED = {
+    "no directory": without_directory([HIDDEN, *checkpoint()[1:]]),
+    "no directory, without descriptors": without_directory([Entry("archive/data.pkl", PAYLOAD)]),
+    "no directory, in a record that is not the object": without_directory(
+        [*checkpoint(), Entry("archive/extra.pkl", PAYLOAD, **STREAMED)]
+    ),
+    "no directory, deflated": without_directory([Entry("a/data.pkl", PAYLOAD, method=8)]),
+    "no directory, cut off in the pickle": without_directory(
+        [Entry("a/data.pkl", PAYLOAD[:-1] + emit({"w": "x" * 99}), **STREAMED)]
+    )[:-60],
+    "no directory, an archive in it": without_directory(
+        [*checkpoint(), Entry("archive/extra/x", archive([Entry("x.pkl", PAYLOAD)]))]
+    ),
+    "in a storage, where the object is damaged": archive(
+        [BAD_PICKLE, Entry("archive/data/0", INNER), *checkpoint()[3:]]
+    ),
     "an archive in front": behind_each_other([Entry("archive/data.pkl", PAYLOAD)]),
     "an archive in front, far off": behind_each_other(
         [Entry("archive/data.pkl", PAYLOAD)], [Entry("archive/data/9", bytes(1 << 17))]
@@ -424,8 +451,23 @@ UNLISTED = {
 @pytest.mark.parametrize("place", UNLISTED)
 def test_records_that_no_directory_lists(place):
     report = fastckpt.scan(UNLISTED[place])
+    assert report.rating == "dangerous"
+    assert "os.mkdir" in report.findings[0].message
+    assert "is in no directory" in str(report)
+
+
+def test_an_object_that_is_only_damaged():
+    """Where the directory's own records are all that there is, nothing is said of others."""
+    for entries in ([BAD_PICKLE, *checkpoint()[1:]], checkpoint()):
+        assert fastckpt.scan(archive(entries)).ok
+
+
+@pytest.mark.parametrize("method", [0, 8], ids=["stored", "deflated"])
+def test_work_of_many_headers(method):
+    """Headers of records that are not whole, each in front of all others."""
+    header = local_part(Entry("archive/data.pkl", PAYLOAD, method=method, **STREAMED), 0)[:60]
+    report = fastckpt.scan(header * 3000)
     assert not report.ok
-    assert "is in no directory: it was not looked at" in str(report)
 
 
 HIDING = Entry("archive/data/9", bytes(16) + PAYLOAD, nbytes=16, stored=16)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import fastckpt
+from picklecraft import Call, Name, craft, torch_file
 from support import same
 
 FIRST, SECOND = "pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"
@@ -138,7 +139,7 @@ KEYS = {
     "a pattern": ("layers.*", ["layers.0.weight", "layers.1.weight"]),
     "a callable": (lambda name: "embed" in name, ["embed.weight"]),
     "nothing": ([], []),
-    "no match": ("x*", []),
+    "a callable that wants nothing": (lambda name: False, []),
 }
 
 
@@ -163,6 +164,13 @@ def test_keys_that_are_not_there(folder):
         fastckpt.load(folder, keys=["embed.weight", "x.y"])
 
 
+def test_keys_that_match_nothing(folder):
+    with pytest.raises(KeyError, match=r"matches keys='encoder\.\*'; there are: embed\.weight"):
+        fastckpt.load(folder, keys="encoder.*")
+    with pytest.raises(KeyError, match=r"near it: layers\.0\.weight, layers\.1\.weight"):
+        fastckpt.load(folder, keys="layer.0.weight")
+
+
 def test_open(folder):
     with fastckpt.open(folder) as checkpoint:
         assert isinstance(checkpoint, fastckpt.ShardedCheckpoint)
@@ -182,6 +190,9 @@ def test_open(folder):
         for name in ("x", ("norm", "bias"), 5):
             with pytest.raises(KeyError):
                 checkpoint[name]
+        with pytest.raises(KeyError, match=r"near it: norm\.bias"):
+            checkpoint["bias"]
+        assert checkpoint.get("x", 5) == 5
     for call in (lambda: checkpoint["norm.bias"], lambda: list(checkpoint), handle.read):
         with pytest.raises(ValueError, match="closed"):
             call()
@@ -453,10 +464,115 @@ def test_duplicates_and_strays(folder):
     same({"embed.weight": ALL["embed.weight"]}, fastckpt.load(folder, keys=["embed.weight"]))
 
 
+# -- reports
+
+
+def shard_states(report):
+    return {file: each.ok for file, each in report.shards.items()}
+
+
+def test_reports(folder):
+    for report in (fastckpt.verify(folder), fastckpt.scan(folder), fastckpt.verify(folder / INDEX)):
+        assert (report.ok, report.findings) == (True, ())
+        assert shard_states(report) == {FIRST: True, SECOND: True}
+        assert json.loads(json.dumps(report.as_dict()))["shards"].keys() == {FIRST, SECOND}
+    assert fastckpt.scan(folder).rating == "known"
+    with fastckpt.open(folder) as checkpoint:
+        assert checkpoint.verify().ok
+
+
+def save_second(folder, **more):
+    torch.save({**SHARDS[SECOND], **more}, folder / SECOND)
+
+
+# What is done to a folder, the kinds of findings of the index, and which shards are said to be good.
+DAMAGED = {
+    "no shard": (lambda f: (f / SECOND).unlink(), ["bad_index"], {FIRST: True}),
+    "cut shard": (
+        lambda f: (f / FIRST).write_bytes((f / FIRST).read_bytes()[:-9]),
+        [],
+        {FIRST: False, SECOND: True},
+    ),
+    "a name that is not there": (
+        lambda f: write_index(f, {**WEIGHT_MAP, "x": SECOND}),
+        ["contradiction"],
+        {FIRST: True, SECOND: True},
+    ),
+    "a way out": (lambda f: write_index(f, {**WEIGHT_MAP, "x": "../x"}), ["bad_index"], {FIRST: True, SECOND: True}),
+    "no name of a file": (lambda f: write_index(f, {**WEIGHT_MAP, "x": 5}), ["bad_index"], {FIRST: True, SECOND: True}),
+    "no index": (lambda f: (f / INDEX).write_text("{"), ["bad_index"], {}),
+    "a list for a shard": (lambda f: torch.save([1], f / SECOND), ["contradiction"], {FIRST: True, SECOND: True}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_verify_of_what_is_damaged(folder, damage):
+    change, kinds, states = DAMAGED[damage]
+    change(folder)
+    report = fastckpt.verify(folder)
+    assert not report.ok
+    assert [each.kind for each in report.index_findings] == kinds
+    assert shard_states(report) == states
+    assert len(report.findings) == len(kinds) + list(states.values()).count(False)
+    assert all(each.message in str(report) for each in report.findings)
+
+
+def test_verify_notes_strays(folder):
+    save_second(folder, old=torch.ones(1))
+    report = fastckpt.verify(folder)
+    assert report.ok
+    assert "old in" in str(report.index_notes[0])
+    with fastckpt.open(folder) as checkpoint:
+        assert checkpoint.verify().index_notes == report.index_notes
+
+
+def test_scan_of_a_dangerous_shard(folder):
+    (folder / SECOND).write_bytes(torch_file(craft(Call(Name("os system"), ("id",)))))
+    (folder / FIRST).unlink()
+    report = fastckpt.scan(folder)
+    assert (report.ok, report.rating) == (False, "dangerous")
+    assert [each.kind for each in report.findings] == ["bad_index", "dangerous_name"]
+
+
+def test_salvage_takes_one_file(folder, tmp_path):
+    for path in (folder, folder / INDEX):
+        with pytest.raises(fastckpt.UnsupportedError, match="load the files one by one"):
+            fastckpt.salvage(path, tmp_path / "out.pt")
+    shutil.copy(folder / SECOND, folder / "pytorch_model.bin")
+    assert len(fastckpt.salvage(folder, tmp_path / "out.pt").kept) == 2
+
+
+# What a folder has, and what is said of it.
+FOLDERS = {
+    "nothing": ([], "an empty folder"),
+    "one file": (["step.ckpt"], "such as 'step.ckpt'"),
+    "another index": (["unet.bin.index.json"], "such as 'unet.bin.index.json'"),
+    "safetensors": (
+        ["model-1-of-1.safetensors", "model.safetensors.index.json"],
+        "safetensors.torch.load_file",
+    ),
+    "distributed": ([".metadata", "__0_0.distcp"], "dcp_to_torch_save"),
+    "something else": (["README.md"], "nothing else in it is called as checkpoints are"),
+}
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+@pytest.mark.parametrize("way", ["load", "open", "verify", "scan"])
+def test_folders_without_a_checkpoint(tmp_path, kind, way):
+    names, words = FOLDERS[kind]
+    for name in names:
+        (tmp_path / name).touch()
+    with pytest.raises(IsADirectoryError, match=words) as caught:
+        getattr(fastckpt, way)(tmp_path)
+    assert caught.value.filename == str(tmp_path)
+
+
 @pytest.mark.parametrize("options", [{"offset": 5}, {"nbytes": 100}], ids=str)
 def test_a_region_of_an_index(options, folder):
     with pytest.raises(TypeError, match="offset and nbytes are of one file"):
         fastckpt.load(folder, **options)
+    with pytest.raises(TypeError, match="offset and nbytes are of one file"):
+        fastckpt.verify(folder, **options)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc/self")

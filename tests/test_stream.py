@@ -6,6 +6,7 @@ import os
 import pickle
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ import torch
 
 import fastckpt
 from fastckpt import stream
+from fastckpt.stream import native
 from fastckpt.stream.layout import GROUP_NBYTES
 from objects import saved
 from picklecraft import Call, Name, craft
@@ -354,18 +356,23 @@ def test_signals_interrupt_and_do_not_break(kind):
     assert seen
 
 
-def test_ctrl_c():
-    reading, writing = os.pipe()
-    os.write(writing, dumped(torch.ones(1000))[:2000])
+@pytest.mark.parametrize("kind", ["pipe", "socket"])
+@pytest.mark.parametrize("way", ["in", "out"])
+def test_one_signal_ends_a_wait(way, kind):
+    """On the way out the wait begins in the middle of a write, which a signal cuts short and does not refuse."""
+    reading, writing = ENDS[kind]()
+    data = dumped(torch.ones(1000))[:2000]
+    writing.sendall(data) if kind == "socket" else os.write(writing, data)
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, 0.05)
     try:
         with pytest.raises(KeyboardInterrupt):
-            stream.load(reading)
+            stream.load(reading) if way == "in" else stream.dump(torch.ones(1 << 20), writing)
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-        os.close(reading)
-        os.close(writing)
+        close(reading)
+        close(writing)
 
 
 def test_nobody_listens():
@@ -722,3 +729,25 @@ def test_big_endian(format, monkeypatch):
     out = {name: torch.zeros_like(t) for name, t in obj.items()}
     stream.load(io.BytesIO(data), out)
     same(obj, out)
+
+
+CLASS = b"c__main__\nX\n)\x81"
+LONG_TO_WRITE_OUT = {
+    "own_state": CLASS + b"q\xf0h\xf0b",
+    "chain": CLASS + (b"q\xf0" + CLASS + b"h\xf0b") * 600,
+}
+FRAMES = {
+    "native": lambda pickled: native.head_of(pickled, [], True),
+    "torch": lambda pickled: pickled,
+    "pytree": lambda pickled: struct.pack("<q", len(pickled)) + pickled,
+    "pytree_leaves": lambda pickled: FRAMES["pytree"](pickled[:-1] + b"]\x86."),
+}
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+@pytest.mark.parametrize("value", LONG_TO_WRITE_OUT)
+def test_objects_that_never_end_are_refused_in_few_words(value, frame):
+    data = FRAMES[frame](b"\x80\x02" + LONG_TO_WRITE_OUT[value] + b".")
+    with pytest.raises(fastckpt.CheckpointError) as raised:
+        stream.load(io.BytesIO(data), torch.zeros(1) if frame == "native" else None)
+    assert len(str(raised.value)) < 500

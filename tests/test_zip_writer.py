@@ -159,3 +159,61 @@ def test_a_sum_for_each_record_is_wanted():
     layout = ZipLayout(["a", "b"], [1, 2])
     with pytest.raises(ValueError, match="broadcast"):
         layout.frames(np.zeros(3))
+
+
+def three_records():
+    """A layout, its contents, and columns that know where the second content lies in memory."""
+    contents = [np.full(n, n, dtype=np.uint8) for n in (5, 70, 0)]
+    layout = ZipLayout(["a/0", "a/1", "a/2"], list(map(len, contents)))
+    columns = layout.columns([1, 2, 3], [0, contents[1].ctypes.data, 0])
+    return layout, contents, columns
+
+
+def test_data_is_rendered_where_it_has_an_address():
+    layout, contents, columns = three_records()
+    begin = int(layout.offset[0]) + 5
+    expected = written(layout, [bytes(c) for c in contents], [1, 2, 3])
+    assert layout.render(columns, begin, layout.total) == expected[begin:]
+    assert (
+        layout.render(columns, begin, int(layout.header[1]))
+        == expected[begin : int(layout.header[1])]
+    )
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "words"),
+    [
+        (0, "end 0", "lies elsewhere"),
+        (3, "offset 0", "end in a header"),
+        ("header 1", "offset 1 + 1", "end in a header"),
+        ("header 1", "end 1 - 1", "end in a header"),
+        ("header 1", 0, "no place"),
+    ],
+)
+def test_ranges_that_cut_through_something(begin, end, words):
+    layout, _contents, columns = three_records()
+    at = {
+        f"{name} {row}": int(getattr(layout, name)[row])
+        for name in ("header", "offset", "end")
+        for row in (0, 1)
+    }
+    at |= {"offset 1 + 1": at["offset 1"] + 1, "end 1 - 1": at["end 1"] - 1}
+    with pytest.raises(ValueError, match=words):
+        layout.render(columns, at.get(begin, begin), at.get(end, end))
+
+
+@pytest.mark.parametrize(
+    ("cell", "value", "words"),
+    [
+        ((0, 1), -1, "no layout has"),
+        ((1, 1), 3, "no layout has"),
+        ((3, 1), 8, "not among the names"),
+        ((4, 1), -1, "not among"),
+    ],
+    ids=["header", "offset", "name", "length of the name"],
+)
+def test_columns_that_contradict_themselves(cell, value, words):
+    layout, _contents, columns = three_records()
+    columns[cell] = value
+    with pytest.raises(ValueError, match=words):
+        layout.render(columns, 0, layout.total)

@@ -22,6 +22,7 @@ _HOME = {
     "verify": "verifying",
     "Checkpoint": "checkpoint",
     "ShardedCheckpoint": "sharded",
+    "ShardedReport": "sharded_reports",
     "LazyTensor": "checkpoint",
     "stream": None,  # a module of its own
     "Opaque": "nodes",

@@ -1,4 +1,5 @@
 from . import data as data
+from . import stream as stream
 from ._version import __version__ as __version__
 from .checkpoint import Checkpoint as Checkpoint
 from .checkpoint import open as open
@@ -20,6 +21,7 @@ from .saving import save as save
 from .scanning import ScanReport as ScanReport
 from .scanning import scan as scan
 from .sharded import ShardedCheckpoint as ShardedCheckpoint
+from .sharded_reports import ShardedReport as ShardedReport
 from .sharding import save_sharded as save_sharded
 from .verify_report import RecordCheck as RecordCheck
 from .verify_report import VerifyReport as VerifyReport

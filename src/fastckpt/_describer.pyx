@@ -46,14 +46,16 @@ cdef class Describer:
         offset = tensor.storage_offset()
         key = self.key(storage, dtype, taken_for, on_cpu)
         move = self.moves.get(storage._cdata) if self.moves else None
-        if move is None:
-            numel = storage.nbytes() // itemsize
+        if move is not None:
+            numel, offset = move.count * units, move(offset, tensor.shape, tensor.stride())
+        elif units == itemsize:  # in bytes, of which there may be more than whole elements
+            numel = storage.nbytes()
         else:
-            numel, offset = move.count, move(offset, tensor.shape, tensor.stride())
+            numel = storage.nbytes() // itemsize * units
         if tensor.is_neg() or tensor.is_conj():
             more = (*more, self.metadata(tensor))
         location = "cpu" if on_cpu and self.plain_cpu else self.location(storage)
-        return (function, storage_class, key, location, numel * units, offset, tensor.shape, tensor.stride(),
+        return (function, storage_class, key, location, numel, offset, tensor.shape, tensor.stride(),
                 tensor.requires_grad, more)
 
     cpdef str key(self, storage, dtype, taken_for, bint on_cpu):

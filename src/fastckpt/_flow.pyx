@@ -3,7 +3,8 @@
 
 Each segment is summed while it is in cache: on its way in after it was read, on its way out before it is written, so
 that a later segment may be the column of sums itself. The loops hold no GIL, raise nothing, and come back every
-SLICE bytes, or where the system has a word: a signal, a descriptor that would have to wait, an end, an error.
+SLICE bytes, or where the system has a word: a signal, a descriptor that would have to wait, an end, an error. Before
+they wait they come back, too: a signal that came while they did not wait interrupts nothing, and Python has to see it.
 """
 
 cimport cython
@@ -24,6 +25,14 @@ cdef extern from "<sys/uio.h>" nogil:
     ssize_t readv(int fd, const iovec* parts, int count)
     ssize_t writev(int fd, const iovec* parts, int count)
 
+cdef extern from "<poll.h>" nogil:
+    enum:
+        POLLIN
+    struct pollfd:
+        int fd
+        short events
+    int poll(pollfd* fds, unsigned long count, int timeout)
+
 cdef extern from "crc32.h" nogil:
     enum:
         CRC32_KERNELS
@@ -43,6 +52,13 @@ cdef enum:
 ENDED = IS_ENDED
 
 cdef uint8_t ZEROS[MAX_GAP]
+
+
+cdef bint has_more(int fd) noexcept nogil:
+    """Whether a read would not have to wait."""
+    cdef pollfd wanted
+    wanted.fd, wanted.events = fd, POLLIN
+    return poll(&wanted, 1, 0) != 0
 
 
 @cython.final
@@ -157,13 +173,13 @@ cdef class Flow:
             self.in_row = 0
 
     cdef int receive_some(self, int fd, Py_ssize_t end) noexcept nogil:
-        cdef int64_t left = SLICE_NBYTES
+        cdef int64_t left = SLICE_NBYTES, total
         cdef ssize_t n
         while left > 0:
             self.pass_empty(end)
             if self.row == end:
                 return 0
-            self.gather(end, False)
+            total = self.gather(end, False)
             n = readv(fd, self.parts, self.count)
             if n < 0:
                 return errno
@@ -171,6 +187,8 @@ cdef class Flow:
                 return IS_ENDED
             self.arrived(n)
             left -= n
+            if n < total and not has_more(fd):
+                break
         self.pass_empty(end)
         return 0
 
@@ -257,6 +275,8 @@ cdef class Flow:
                 return EINVAL
             self.written(n)
             left -= n
+            if self.first < self.count:  # a signal has cut it short, or there is no more room
+                return 0
         return 0
 
     def send(self, int fd, Py_ssize_t end):

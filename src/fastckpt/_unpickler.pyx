@@ -31,7 +31,8 @@ from .dtypes import DTYPES, QUANTIZED
 from .errors import CheckpointError, FormatError, LimitError, UnsafePickleError, UnsupportedError, short
 from .limits import Limits
 from .nodes import MISSING, Node, Opaque
-from .rebuild import TABLE, dtype_code
+from .rebuild import TABLE
+from .torch_rows import dtype_code
 
 cdef extern from "Python.h":
     object PyUnicode_DecodeUTF8(const char*, Py_ssize_t, const char* errors)

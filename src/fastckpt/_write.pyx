@@ -6,7 +6,6 @@ while it is in cache. Nothing is raised while that runs; the first failure stops
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_FromStringAndSize
 from cython.parallel cimport prange
 from libc.errno cimport EINTR, ENOSPC, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -181,8 +180,3 @@ def write(int fd, address, nbytes, offset, crc, control, *, int kernel=0, int nu
         free(job.chunks)
         for i in range(taken):
             PyBuffer_Release(&buffers[i])
-
-
-def copy_of(int64_t address, Py_ssize_t nbytes):
-    """The bytes at an address, which the caller answers for."""
-    return PyBytes_FromStringAndSize(<const char*> address, nbytes)

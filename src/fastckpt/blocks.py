@@ -3,9 +3,9 @@
 import functools
 
 import numpy as np
-import torch
 
 from . import workers
+from .needs_torch import torch
 
 # What is staged at a time.
 STAGE_NBYTES = 8 << 20

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ._spec import TensorSpec
-from ._tree import named_tensors, substitute
+from ._tree import named_leaves, named_tensors, substitute
 from .contents import open_contents
 from .dtypes import DTYPES, numpy_dtype
-from .errors import FormatError
+from .errors import FormatError, short
 from .lazy import LazyStorage, LazyTensor, core_of
 from .limits import Limits
 from .loading import Reader, allocator, check_options, wants_mapping
 from .memory import huge_pages
+from .near_names import suggestion
 from .nodes import Opaque, duplicate
 from .plan import roots_of
 from .progress import check as check_progress
@@ -119,21 +120,36 @@ class Checkpoint(Mapping[Any, LazyTensor]):
         if leaves is None:
             leaves = self._index()
         leaf = leaves.get(name)
-        return LazyTensor(self, self._leaf_at(name) if leaf is None else leaf)
+        if leaf is None and (leaf := self._leaf_at(name)) is None:
+            raise self._no_tensor(name)
+        return LazyTensor(self, leaf)
+
+    def __contains__(self, name: object) -> bool:
+        self.source.check_open()
+        return name in self._index() or self._leaf_at(name) is not None
+
+    def get(self, name: Any, default: Any = None) -> Any:
+        """The LazyTensor of a name, ``default`` where there is none."""
+        if name not in self:  # an error would look for names that are near
+            return default
+        return self[name]
 
     def _leaf_at(self, name):
-        """The leaf at a path, which always works; KeyError for a name that is none, or that several paths have."""
+        """The leaf at a path, a tuple of keys, which always works; None where there is none."""
         if isinstance(name, tuple):
             if self._by_path is None:
                 self._by_path = {
                     typed(path): leaf for path, leaf in named_tensors(self.contents.unpickled.obj)
                 }
-            if typed(name) in self._by_path:
-                return self._by_path[typed(name)]
+            return self._by_path.get(typed(name))
+        return None
+
+    def _no_tensor(self, name):
+        """The KeyError for a name that is no tensor's, or that several paths have."""
         alike = [path for path in self._index() if isinstance(path, tuple) and dotted(path) == name]
         if alike:
-            raise KeyError(f"{name!r} is ambiguous; use one of {', '.join(map(repr, alike[:4]))}")
-        raise KeyError(name)
+            return KeyError(f"{name!r} is ambiguous; use one of {', '.join(map(repr, alike[:4]))}")
+        return no_tensor(name, self._index(), self.root)
 
     def path_of(self, leaf):
         """The path of a tensor: the first, where it has several."""
@@ -380,6 +396,22 @@ def _open_again(path, options, fingerprint):
             f"{path}: the file has changed since the checkpoint was opened; open it anew", path=path
         )
     return checkpoint
+
+
+def no_tensor(name, names, root):
+    """The KeyError for a name that is none of the ``names`` of tensors; of what else it may be there is in the object."""
+    text = name if isinstance(name, str) else dotted(name) if isinstance(name, tuple) else str(name)
+    names = [each if isinstance(each, str) else dotted(each) for each in names]
+    if text in names:  # keys of other types
+        return KeyError(f"{short(name)} is no path of a tensor; {text!r:.200} is the name of one")
+    inside = next((each for each in names if each.startswith(f"{text}.")), None)
+    if inside is not None:
+        what = f"a container, of {inside!r:.200} for example"
+    elif any(dotted(path) == text for path, _ in named_leaves(root)):
+        what = "there, and no tensor"
+    else:
+        return KeyError(f"{text!r:.200} is no tensor of the checkpoint{suggestion(text, names)}")
+    return KeyError(f"{text!r:.200} is {what}; .tree has it")
 
 
 def typed(path):

@@ -11,8 +11,18 @@ import os
 import signal
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 
 from .terminal import printable
+
+# What messages advise in Python's words, and what that is here.
+HERE = {
+    "overwrite=True replaces it": "--overwrite replaces it",
+    " (verify=False reads it anyway)": "",
+    ", or pass gzip.open(path)": "",
+    ", or pass bz2.open(path)": "",
+    ", or pass lzma.open(path)": "",
+}
 
 OK, BAD, INTERRUPTED = 0, 1, 128 + signal.SIGINT
 
@@ -58,8 +68,7 @@ def parser():
     info.add_argument("files", metavar="FILE", nargs="+")
     verify = command("verify", run_verify, "Read files whole and compare every checksum.")
     verify.add_argument("files", metavar="FILE", nargs="+")
-    verify.add_argument("--threads", type=positive, metavar="N", help="how many threads read")
-    verify.add_argument("--progress", action="store_true", help="show a bar (needs tqdm)")
+    reading(verify)
     scan = command("scan", run_scan, "Say what the pickles of files would run.")
     scan.add_argument("files", metavar="FILE", nargs="+")
     salvage = command(
@@ -68,7 +77,14 @@ def parser():
     salvage.add_argument("broken", metavar="BROKEN")
     salvage.add_argument("out", metavar="OUT")
     salvage.add_argument("--overwrite", action="store_true", help="replace OUT where it exists")
+    reading(salvage)
     return made
+
+
+def reading(command):
+    """The options of commands that read whole files."""
+    command.add_argument("--threads", type=positive, metavar="N", help="how many threads read")
+    command.add_argument("--progress", action="store_true", help="show a bar (needs tqdm)")
 
 
 def program():
@@ -118,7 +134,7 @@ def headed(list_one, paths):
 
 
 def run_verify(options):
-    arguments = {"threads": options.threads, "progress": options.progress or None}
+    arguments = reading_arguments(options)
     return each(options.files, options, lambda path: public("verify")(path, **arguments))
 
 
@@ -128,8 +144,17 @@ def run_scan(options):
 
 def run_salvage(options):
     salvage = public("salvage")
-    arguments = {"overwrite": options.overwrite}
+    arguments = {"overwrite": options.overwrite, **reading_arguments(options)}
     return each([options.broken], options, lambda path: salvage(path, options.out, **arguments))
+
+
+def reading_arguments(options):
+    """What the options of ``reading`` are to the functions that read."""
+    progress = options.progress
+    if progress and find_spec("tqdm") is None:
+        say("--progress needs tqdm (pip install tqdm); it goes on without a bar")
+        progress = False
+    return {"threads": options.threads, "progress": progress or None}
 
 
 class Listing:
@@ -161,7 +186,10 @@ def tell_info(path):
     # What a writer had to say may be any JSON, and is shown as such.
     if (told := info["metadata"]) is not None:
         told = json.dumps(told, ensure_ascii=False)
-    lines = [f"{key:{width}}  {shown(value)}" for key, value in (info | {"metadata": told}).items()]
+    # Of shards and what else is in them, names will do here.
+    listed = {key: list(value) for key, value in info.items() if isinstance(value, dict)}
+    values = info | listed | {"metadata": told}
+    lines = [f"{key:{width}}  {shown(value)}" for key, value in values.items()]
     return Listing(info, "\n".join(lines))
 
 
@@ -182,7 +210,7 @@ def each(paths, options, report_on):
     for path in paths:
         try:
             report = report_on(path)
-            text = as_json(report.as_dict()) if options.json else printable(str(report), keep="\n")
+            text = as_json(report.as_dict()) if options.json else shown_report(report)
         except (ValueError, OSError, RecursionError, ImportError) as error:
             if isinstance(error, BrokenPipeError) or options.debug:
                 raise
@@ -205,12 +233,24 @@ def as_json(value):
     return json.dumps(value, indent=2, allow_nan=False)
 
 
+def shown_report(report):
+    """A report, or a listing, as text."""
+    text = printable(str(report), keep="\n")
+    return text if isinstance(report, Listing) else in_words_of_here(text)
+
+
+def in_words_of_here(text):
+    for python, here in HERE.items():
+        text = text.replace(python, here)
+    return text
+
+
 def reason(error, path):
     """An error in one line."""
     if isinstance(error, OSError) and error.strerror:
         name = path if error.filename is None else error.filename
-        return f"{name or repr(name)}: {error.strerror}"
-    message = " ".join(str(error).split("\n"))
+        return f"{name or repr(name)}: {in_words_of_here(error.strerror)}"
+    message = in_words_of_here(" ".join(str(error).split("\n")))
     # Python names no file when something in it is nested too deep.
     return f"{path}: {message}" if isinstance(error, RecursionError) else message
 

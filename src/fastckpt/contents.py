@@ -48,6 +48,9 @@ class ZipContents:
         return self._pickle
 
 
+SALVAGE = "(salvage gets out what is whole)"
+
+
 def default_byteorder():
     """What a file without a byteorder record is taken for: little, unless torch was told otherwise."""
     serialization = getattr(sys.modules.get("torch"), "serialization", None)
@@ -64,10 +67,15 @@ def open_contents(source, *, verify=True, **options):
     Raises FormatError and its kin; the message says what the file looks like where it is no checkpoint.
     """
     kind = sniff.kind(source)
-    if kind == "zip":
-        return ZipContents(source, verify=verify, **options)
-    reader = LegacyContainer if kind == "legacy" else TarContainer
-    return reader(source, **options)
+    try:
+        if kind == "zip":
+            return ZipContents(source, verify=verify, **options)
+        reader = LegacyContainer if kind == "legacy" else TarContainer
+        return reader(source, **options)
+    except FormatError as error:
+        if error.cut:
+            error.args = (f"{error} {SALVAGE}",)
+        raise
 
 
 def storage_rows(contents, storages):
@@ -81,7 +89,7 @@ def storage_rows(contents, storages):
     if status == _plan.MISSING_RECORD:
         raise FormatError(
             f"{contents.source.name}: storage {storages[wrong].key!r} is named by the pickle and is not in the file, which is "
-            f"incomplete",
+            f"incomplete" + (f" {SALVAGE}" if contents.kind == "zip" else ""),
             path=contents.source.name,
             record=storages[wrong].key,
         )

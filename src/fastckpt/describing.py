@@ -3,11 +3,12 @@
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from ._describer import Describer
 from ._pickler import dump
 from .blocks import Block, Moves, interval, merged
+from .needs_torch import torch
+from .stand_ins import refusing
 
 # Tensors on these have storages whose bytes torch can copy; others are pickled as their own __reduce_ex__ says.
 PLAIN_DEVICES = ("cpu", "cuda", "xpu", "mps")
@@ -105,7 +106,8 @@ class Storages(Describer):
 
     def dump(self, obj, protocol):
         """The pickle of an object."""
-        return dump(obj, protocol, {torch.Tensor: self.describe}, self.persistent_id)
+        describers = {torch.Tensor: self.describe, **refusing(obj)}
+        return dump(obj, protocol, describers, self.persistent_id)
 
     def new_kind(self, dtype):
         return Kind.of(dtype, self.cast_to)
@@ -129,7 +131,8 @@ class Storages(Describer):
                     f"dtype={self.cast_to}: bare storages and tensors with attributes can't be cast to it, for it has no "
                     f"storage class; cast the others before and save without dtype="
                 )
-            storage_class, numel = kind.storage_class, numel * kind.units
+            storage_class = kind.storage_class
+            numel = storage.nbytes() if kind.units == kind.itemsize else numel * kind.units
         elif torch.is_storage(obj):
             storage, dtype, numel = obj, torch.uint8, obj.nbytes()
             kind = Kind.of(dtype)
@@ -176,6 +179,20 @@ class Casting(Storages):
                 f"without dtype="
             )
         return super().describe(tensor)
+
+    def persistent_id(self, obj):
+        # A parameter brings its data as a plain tensor.
+        tensor = isinstance(obj, torch.Tensor) and not isinstance(obj, torch.nn.Parameter)
+        if tensor and self.cast_to not in (None, obj.dtype) and is_float_without_class(obj.dtype):
+            raise TypeError(
+                f"dtype={self.cast_to}: a tensor of {obj.dtype} that has attributes, or is of a class of its own, can't be cast, "
+                f"for it has a storage of bytes; cast it before and save without dtype="
+            )
+        return super().persistent_id(obj)
+
+
+def is_float_without_class(dtype):
+    return dtype in NEW_DTYPES and dtype.is_floating_point
 
 
 class Noting(Casting):

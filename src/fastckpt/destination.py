@@ -14,6 +14,8 @@ import stat
 
 from .source import check_descriptor, name_of
 
+EFFECTIVE_IDS = os.access in os.supports_effective_ids
+
 
 def open_destination(f, fsync=False):
     """A Destination for what a caller gives: a path (str, bytes, PathLike), a descriptor, or an object with ``write``.
@@ -94,6 +96,12 @@ class Replacement(Destination):
         self.target, self.fsync, self.folder = target, fsync, os.path.dirname(target)
         self.exclusive = exclusive
         self.temporary = None
+        if os.path.exists(target) and not os.access(target, os.W_OK, effective_ids=EFFECTIVE_IDS):
+            raise PermissionError(
+                errno.EACCES,
+                f"{os.strerror(errno.EACCES)}: it is there, and not to be written",
+                path,
+            )
         self.fd = self._open()
         try:
             self._take_over_permissions()
@@ -110,7 +118,8 @@ class Replacement(Destination):
         try:
             return os.open(self.temporary, flags, 0o666)
         except OSError as error:
-            raise type(error)(error.errno, error.strerror, self.path) from None
+            message = f"{error.strerror}: a new file has to be made in its folder"
+            raise type(error)(error.errno, message, self.path) from None
 
     def _fresh_name(self):
         name = os.fsdecode(os.fsencode(os.path.basename(self.target))[:200])
@@ -135,6 +144,7 @@ class Replacement(Destination):
         with naming(self.name):
             if self.fsync:
                 os.fsync(self.fd)
+        with durable_names([self.folder] if self.fsync else ()):
             try:
                 if self.temporary is not None or not self._take_free_name():
                     self._move()
@@ -143,8 +153,6 @@ class Replacement(Destination):
                 raise type(error)(error.errno, error.strerror, self.path) from None
             self.temporary = None
             self._close()
-            if self.fsync:
-                sync_folder(self.folder)
 
     def _take_free_name(self):
         """Give the file the name of the target if nothing has it, else one that can be renamed, and say which."""
@@ -211,13 +219,17 @@ def give_name(fd, name):
         os.close(folder)
 
 
-def sync_folder(folder):
-    """Make the names in a folder durable."""
-    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+@contextlib.contextmanager
+def durable_names(folders):
+    """Make the names durable that are given in ``folders`` meanwhile; OSError before where one can't be opened."""
+    with contextlib.ExitStack() as stack:
+        fds = []
+        for folder in folders:
+            fds.append(os.open(folder, os.O_RDONLY | os.O_CLOEXEC))
+            stack.callback(os.close, fds[-1])
+        yield
+        for fd in fds:
+            os.fsync(fd)
 
 
 class OpenFile(Destination):

@@ -22,7 +22,11 @@ class CheckpointError(ValueError):
 
 
 class FormatError(CheckpointError):
-    """The bytes are not a checkpoint, or contradict themselves."""
+    """The bytes are not a checkpoint, or contradict themselves; ``cut`` says whether they end too early."""
+
+    def __init__(self, message, *, cut=False, **where):
+        super().__init__(message, **where)
+        self.cut = cut
 
 
 class ChecksumError(FormatError):
@@ -56,24 +60,6 @@ def without_object(why, more="", **where):
         f"{why}. The object's pickle says which tensors there are and what they are called; without it nothing can be "
         f"salvaged{more}",
         **where,
-    )
-
-
-def unsafe_name(where, qualname, note="", *, scripted=False, path=None, record=None):
-    """The refusal of a class or function that is not known to be plain data; ``note`` says more of it."""
-    if scripted:
-        remedy = "This is a TorchScript archive: torch.jit.load runs it, unknown='opaque' gives its tensors as data"
-    else:
-        remedy = (
-            "unknown='opaque' loads the rest with inert stand-ins, torch.serialization.add_safe_globals allows a "
-            "class you trust, and weights_only=False runs the pickle of a file you trust"
-        )
-    return UnsafePickleError(
-        f"{where}the pickle names {qualname}{note and ' ' + note}, which is not known to be plain data; nothing was run. "
-        f"{remedy}",
-        qualname=qualname,
-        path=path,
-        record=record,
     )
 
 

@@ -1,53 +1,44 @@
 """How load_into works: a checkpoint into memory that somebody has already, a module's or a dict's tensors, without a second copy."""
 
 import collections
+import collections.abc
 from functools import partial
-from typing import NamedTuple
 
-import numpy as np
-import torch
-from torch.overrides import TorchFunctionMode
-
-from ._crc32 import crc32
 from ._spec import TensorSpec
 from .checkpoint import open as open_checkpoint
-from .dtypes import DTYPES
-from .errors import ChecksumError
-from .lazy import LazyTensor
-from .materialize import fill, mismatch
+from .filling import Copy, fill_parts
+from .near_names import suggestion
+from .needs_torch import torch
 from .nodes import TensorNode
-from .plan import root_of
 from .progress import check as check_progress
 from .progress import reporting
-from .records import NO_CRC, STORED, Records
 from .selection import dotted
-
-PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.nn.Parameter))
-# Memory that a tensor passes through on its way, where it cannot be read straight into its place.
-CHUNK = 8 << 20
-
-
-class Copy(NamedTuple):
-    """One tensor of the file, and the one that takes its values."""
-
-    name: str
-    lazy: LazyTensor
-    target: torch.Tensor
 
 
 def fill_target(target, f, *, strict, prefix, rename, progress, **options):
     """What loading.load_into does; ``options`` are those of ``open``."""
     check_progress(progress)
+    check_target(target)
     with open_checkpoint(f, **options) as checkpoint:
         names = named(checkpoint, prefix, rename)
         others, metadata = {}, None
         for part in checkpoint.parts:
             found, versions = others_of(part, prefix, names)
             others, metadata = others | found, metadata or versions
-        if isinstance(target, torch.nn.Module):
-            copies, result, assign = plan_module(target, names, others, metadata, strict)
-        else:
-            copies, result, assign = plan_dict(target, names, others, strict)
+        if prefix and not names and not others:
+            raise RuntimeError(
+                f"{checkpoint.name}: no name begins with prefix={prefix!r}{suggestion(prefix, map(dotted_name, checkpoint))}"
+            )
+        try:
+            if isinstance(target, torch.nn.Module):
+                copies, result, assign = plan_module(target, names, others, metadata, strict)
+            else:
+                copies, result, assign = plan_dict(target, names, others, strict)
+        except RuntimeError as error:
+            advice = "" if rename else advice_on_names(names_in(target), names, prefix)
+            if not advice:
+                raise
+            raise RuntimeError(f"{error}\n\t{advice}") from error
         with torch.no_grad(), reporting(progress, checkpoint.name) as tell:
             fill_parts(checkpoint.parts, copies, tell)
         for put in assign:
@@ -55,11 +46,52 @@ def fill_target(target, f, *, strict, prefix, rename, progress, **options):
         return result
 
 
+def check_target(target):
+    """Raise TypeError for what is neither a module nor a dict."""
+    if isinstance(target, (torch.nn.Module, collections.abc.Mapping)):
+        return
+    kind = type(target).__name__
+    advice = ""
+    if hasattr(target, "load_state_dict"):
+        advice = (
+            f"; {kind}.load_state_dict(load(f)[...]) takes the part of the file that is its own"
+        )
+    raise TypeError(f"target is {kind!r}: a module or a dict of tensors is expected{advice}")
+
+
+def names_in(target):
+    if not isinstance(target, torch.nn.Module):
+        return [name for name in target if isinstance(name, str)]
+    return [name for name, _ in (*target.named_parameters(), *target.named_buffers())]
+
+
+def advice_on_names(wanted, there, prefix):
+    """What helps where most names of one side are those of the other behind a prefix; "" where they are not."""
+    missing = [name for name in wanted if name not in there]
+    for name in missing[:1]:
+        longer = [each[: -len(name)] for each in there if each.endswith(f".{name}")]
+        for found in longer:
+            if 2 * sum(found + each in there for each in wanted) > len(wanted):
+                return f"(names in the file begin with {prefix + found!r}: prefix={prefix + found!r} takes them without it)"
+        shorter = [name[: -len(each)] for each in there if name.endswith(f".{each}")]
+        for found in shorter:
+            if 2 * sum(found + each in wanted for each in there) > len(there):
+                return (
+                    f"(names in the target begin with {found!r}, and those in the file do not: rename=lambda name: {found!r} + name "
+                    f"gives it to them)"
+                )
+    return ""
+
+
+def dotted_name(name):
+    return name if isinstance(name, str) else dotted(name)
+
+
 def named(checkpoint, prefix, rename):
     """{name in the target: LazyTensor}."""
     found = {}
     for name in checkpoint:
-        text = name if isinstance(name, str) else dotted(name)
+        text = dotted_name(name)
         if not text.startswith(prefix):
             continue
         new = text[len(prefix) :]
@@ -107,7 +139,7 @@ METADATA = frozenset(
 )
 
 
-class _Recorder(TorchFunctionMode):
+class _Recorder(torch.overrides.TorchFunctionMode):
     """While a module loads placeholders, notes each ``target.copy_(placeholder)`` instead of doing it.
 
     Whatever else is done with one, by a hook or by a module's own loading code, is done with the real tensor.
@@ -222,6 +254,10 @@ def plan_dict(target, names, others, strict):
             problems.append(
                 f'While copying the parameter named "{name}", expected torch.Tensor but found {type(tensor)}'
             )
+        elif lazy.shape is not None and tensor.is_nested:
+            problems.append(
+                f"size mismatch for {name}: a tensor of shape {lazy.shape} comes, the one there is nested."
+            )
         elif lazy.shape is not None and tuple(tensor.shape) != lazy.shape:
             problems.append(
                 f"size mismatch for {name}: copying a param with shape {torch.Size(lazy.shape)} from checkpoint, "
@@ -236,176 +272,3 @@ def plan_dict(target, names, others, strict):
             )
         )
     return copies, torch.nn.modules.module._IncompatibleKeys(missing, unexpected), ()
-
-
-# -- filling
-
-
-def fill_parts(parts, copies, progress):
-    """Fill from each of the files that a checkpoint consists of, one after the other."""
-    total = sum(copy.lazy.nbytes for copy in copies)
-    by_part = {id(part): [] for part in parts}
-    for copy in copies:
-        by_part[id(copy.lazy.checkpoint)].append(copy)
-    touched, done = [], 0
-    for part in parts:
-        filling = _Filling(part, progress, done, total)
-        filling.run(by_part[id(part)], touched)
-        done = filling.done
-
-
-class _Filling:
-    """Reads what goes straight into its place in one parallel fill, and the rest in chunks.
-
-    ``done`` bytes of ``total`` were read before.
-    """
-
-    def __init__(self, checkpoint, progress, done, total):
-        self.checkpoint, self.progress = checkpoint, progress
-        self.done, self.total = done, total
-
-    def run(self, copies, touched):
-        """Fill; ``touched`` are the names of tensors that were overwritten, to which these are added."""
-        direct = [copy for copy in copies if self.fits(copy)]
-        others = [copy for copy in copies if not self.fits(copy)]
-        touched += [copy.name for copy in direct]
-        try:
-            self.fill_direct(direct)
-            for copy in others:
-                self.copy(copy, touched)
-        except ChecksumError as error:
-            raise overwritten(error, touched) from None
-
-    def fits(self, copy):
-        """Whether the bytes in the file are those of the target, in the same order."""
-        spec = copy.lazy.spec
-        if spec is None or self.checkpoint.swapped or self.checkpoint.map_file:
-            return False
-        if not takes_bytes(copy.target, spec):
-            return False
-        row = self.checkpoint.row_of(root_of(spec.storage))
-        return self.checkpoint.contents.records.method[row] == STORED
-
-    def fill_direct(self, copies):
-        contents, places = self.checkpoint.contents, {}
-        for copy in copies:  # tied tensors are read once
-            spec = copy.lazy.spec
-            root = root_of(spec.storage)
-            places[
-                self.checkpoint.row_of(root),
-                spec.storage.offset + spec.offset * spec.itemsize,
-                copy.target.data_ptr(),
-            ] = copy
-        if not places:
-            return
-        records, rows, address, crcs = contents.records, [], [], []
-        for (row, _, pointer), copy in places.items():
-            rows.append(row)
-            address.append(pointer)
-            crcs.append(
-                int(records.crc32[row]) if copy.lazy.spec.nbytes == records.nbytes[row] else NO_CRC
-            )
-        inside = np.array([start for _, start, _ in places], dtype=np.int64)
-        nbytes = [copy.lazy.spec.nbytes for copy in places.values()]
-        wanted = Records(
-            [records.names[row] for row in rows], records.offset[rows] + inside, nbytes, crc32=crcs
-        )
-        fill(
-            contents.source, wanted, np.arange(len(rows)), np.array(address, dtype=np.int64),
-            [copy.target for copy in copies],
-            verify=self.checkpoint.verifies, threads=self.checkpoint.threads,
-            progress=(lambda n, _: self.progress(self.done + n, self.total)) if self.progress else None,
-        )  # fmt: skip
-        for copy in copies:  # so that autograd notices, as it does of copy_
-            torch.autograd.graph.increment_version(copy.target)
-        self.done += sum(nbytes)
-
-    def copy(self, copy, touched):
-        """Through a chunk: another dtype, order, device or layout."""
-        lazy, target = copy.lazy, copy.target
-        plain = lazy.spec is not None and type(target) in PLAIN_TENSORS
-        chunks = list(chunks_of(lazy.shape, lazy.spec.itemsize)) if plain else []
-        if len(chunks) > 1:
-            touched.append(copy.name)
-            self.copy_chunks(copy, chunks)
-        else:  # read whole, and verified, before the target is touched
-            target.copy_(lazy[...] if plain else lazy.read())
-            touched.append(copy.name)
-        self.tell(lazy.nbytes)
-
-    def copy_chunks(self, copy, chunks):
-        """Some rows at a time; their bytes are summed on the way where they are the record's, one behind the other."""
-        lazy, target = copy.lazy, copy.target
-        spec, records = lazy.spec, self.checkpoint.contents.records
-        row = self.checkpoint.row_of(root_of(spec.storage))
-        expected = int(records.crc32[row])
-        ordered = (
-            self.checkpoint.verifies
-            and expected > 0
-            and spec.nbytes == records.nbytes[row]
-            and records.method[row] == STORED
-            and not (self.checkpoint.swapped or spec.conj or spec.neg)
-            and is_contiguous(spec.shape, spec.stride)
-        )
-        actual = 0
-        for index in chunks:
-            part = lazy[index]
-            if ordered:
-                actual = crc32(part.detach().reshape(-1).view(torch.uint8).numpy(), actual)
-            target[index].copy_(part)
-        if ordered and actual != expected:
-            raise mismatch(self.checkpoint.source, records, row, actual, expected)
-
-    def tell(self, nbytes):
-        self.done += nbytes
-        if self.progress:
-            self.progress(self.done, self.total)
-
-
-def takes_bytes(target, spec):
-    """Whether a tensor's memory takes the bytes of ``spec`` as they lie there, all of them and nothing else."""
-    # A subclass, such as a DTensor, may have its memory elsewhere, or none.
-    if type(target) not in PLAIN_TENSORS or not target.data_ptr():
-        return False
-    same = (
-        str(target.dtype) == f"torch.{DTYPES[spec.dtype].name}" and target.stride() == spec.stride
-    )
-    plain = (
-        target.device.type == "cpu"
-        and target.layout is torch.strided
-        and not (target.is_conj() or target.is_neg() or spec.conj or spec.neg)
-    )
-    return same and plain and 0 < spec.numel == spec.extent
-
-
-def overwritten(error, names):
-    """The same error, with the tensors that were filled before it was noticed."""
-    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-    where = {"path": error.path, "record": error.record, "offset": error.offset}
-    message = f"{error}; overwritten already: {shown or 'nothing'}"
-    return ChecksumError(message, expected=error.expected, actual=error.actual, **where)
-
-
-def is_contiguous(shape, stride):
-    expected = 1
-    for size, step in zip(reversed(shape), reversed(stride), strict=True):
-        if size != 1 and step != expected:
-            return False
-        expected *= size
-    return True
-
-
-def chunks_of(shape, itemsize):
-    """Indices that cut a tensor into parts of at most CHUNK bytes, in the order of its elements."""
-    inner = itemsize
-    axis = len(shape)
-    while axis and inner * shape[axis - 1] <= CHUNK:
-        axis -= 1
-        inner *= shape[axis]
-    if not axis:
-        yield (...,)
-        return
-    step = max(1, CHUNK // inner)
-    for outer in np.ndindex(*shape[: axis - 1]):
-        for start in range(0, shape[axis - 1], step):
-            yield (*outer, slice(start, start + step))

@@ -8,18 +8,21 @@ from .plan import root_of, with_bytes
 from .records import STORED
 from .terminal import printable
 
+NUMBERS = ("nbytes", "offset")
 COLUMNS = ("name", "dtype", "shape", "nbytes", "offset")
 
 
 def tensor_rows(checkpoint):
     """A dict for each tensor: name, kind, dtype, shape, nbytes, and the ``offset`` in the file where its first element is.
 
-    ``offset`` is None where there is no such place: for other layouts, deflated records, and tensors without bytes.
+    ``offset`` is None where there is no such place: for other layouts, deflated records, and tensors without bytes. ``file`` is
+    the shard that a tensor is in, where there are several.
     """
-    found = offsets(checkpoint)
+    found = {id(part): offsets(part) for part in checkpoint.parts}
+    files = {id(part): file for file, part in getattr(checkpoint, "shards", {}).items()}
     rows = []
     for name, tensor in checkpoint.items():
-        shape = tensor.shape
+        shape, part = tensor.shape, id(tensor.checkpoint)
         rows.append(
             {
                 "name": name if isinstance(name, str) else ".".join(map(str, name)),
@@ -27,14 +30,15 @@ def tensor_rows(checkpoint):
                 "dtype": tensor.dtype,
                 "shape": None if shape is None else list(shape),
                 "nbytes": tensor.nbytes,
-                "offset": found(tensor.leaf),
+                "offset": found[part](tensor.leaf),
             }
+            | ({"file": files[part]} if part in files else {})
         )
     return rows
 
 
 def offsets(checkpoint):
-    """A function that gives the byte in the file where a leaf begins, or None."""
+    """A function that gives the byte in a file, a Checkpoint, where a leaf begins, or None."""
     contents = checkpoint.contents
     roots = with_bytes([spec for spec in contents.unpickled.storages if spec.root is None])
     try:
@@ -60,13 +64,16 @@ def offsets(checkpoint):
 
 def table(rows):
     """Rows as lines of aligned columns, with a line that names them and one that counts."""
-    cells = [COLUMNS, *(tuple(cell(row, column) for column in COLUMNS) for row in rows)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(COLUMNS))]
+    columns = COLUMNS + (("file",) if any("file" in row for row in rows) else ())
+    cells = [columns, *(tuple(cell(row, column) for column in columns) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = []
-    for name, dtype, shape, nbytes, offset in cells:
-        lines.append(
-            f"{name:{widths[0]}}  {dtype:{widths[1]}}  {shape:{widths[2]}}  {nbytes:>{widths[3]}}  {offset:>{widths[4]}}".rstrip()
-        )
+    for line in cells:
+        padded = [
+            f"{text:>{width}}" if column in NUMBERS else f"{text:{width}}"
+            for text, width, column in zip(line, widths, columns, strict=True)
+        ]
+        lines.append("  ".join(padded).rstrip())
     return "\n".join(lines)
 
 

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from ._tree import substitute
 from .contents import open_contents
-from .errors import FormatError, unsafe_name
+from .errors import FormatError
 from .limits import Limits
 from .memory import allocate
 from .plan import root_of, roots_of
 from .progress import check as check_progress
 from .progress import reporting
 from .reading import Places, place_storages
+from .refusal import unsafe_name
 from .selection import prune, specs_in
 from .shard_index import is_index, weights_of
 from .source import open_source
@@ -66,7 +67,7 @@ def load(
     verify: compare the CRC-32 of every record that is read whole.
     threads: how many threads read; None takes what the process may use, 1 is serial.
     keys: a list of dotted names, a glob pattern or a callable on names: other leaves are absent and not read; the
-        containers around them stay.
+        containers around them stay. KeyError for a listed name that is not there, or a pattern that nothing matches.
     framework: "torch", or "numpy" for arrays without torch. bfloat16 and float8 come through ml_dtypes where that is installed,
         else as their bits in uint16 and uint8.
     pin_memory: read into page-locked memory of torch's, from which an accelerator copies fast and on its own.
@@ -152,7 +153,8 @@ def load_into(
     threads, verify, progress, limits: as for ``load``. A bad checksum raises after memory was overwritten; the error says which.
 
     Returns (missing_keys, unexpected_keys) as ``load_state_dict`` does. Peak memory beyond the target's: 16 MiB.
-    Raises RuntimeError in torch's words where names or shapes do not fit, before a byte is touched; what ``load`` raises.
+    Raises RuntimeError in torch's words where names or shapes do not fit, or no name begins with the prefix, before a byte is
+    touched; TypeError for another target (of an optimizer, optimizer.load_state_dict(load(f)[...])); what ``load`` raises.
     Source: github.com/pytorch/pytorch, torch/nn/modules/module.py (load_state_dict).
     """
     from .into import fill_target
@@ -289,15 +291,7 @@ class Reader:
 
 def require_torch():
     """Raise a helpful ModuleNotFoundError where torch is not installed."""
-    try:
-        import torch  # noqa: F401
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise ModuleNotFoundError(
-            "torch is not installed: framework='numpy' gives arrays without it, pip install torch brings it",
-            name="torch",
-        ) from None
+    from . import needs_torch  # noqa: F401
 
 
 def only_weights(weights_only):

@@ -201,9 +201,7 @@ class _Fill:
     def _error_of(self, status, offset, nbytes):
         """The error for an extent that could not be read."""
         if status == _read.STATUS_SHORT:
-            return self.source.short(
-                offset, nbytes, min(nbytes, max(0, _there(self.source) - offset))
-            )
+            return self.source.short(offset, nbytes)
         return OSError(status, os.strerror(status), self.source.name)
 
     def _copy(self, row, address):
@@ -281,13 +279,6 @@ def _check_method(source, records, row):
         raise _error(
             UnsupportedError, source, records, row, f"{message}; save it without compression"
         )
-
-
-def _there(source):
-    """How many bytes the source has now."""
-    return (
-        len(source.view) if source.view is not None else os.fstat(source.fd).st_size - source.base
-    )
 
 
 # A deflated match takes two bits at least and gives 258 bytes at most: 1032 bytes out of one.

@@ -248,7 +248,10 @@ class Opaque(Node):
 
     def __repr__(self):
         args = "" if self.args is None else f", args={short(self.args)}"
-        state = "" if self.state is MISSING else f", state={short(self.state)}"
+        # A state may lead back here, or through a long chain.
+        kind = type(self.state).__name__
+        state = f"<{kind}>" if isinstance(self.state, Node) else short(self.state)
+        state = "" if self.state is MISSING else f", state={state}"
         return f"Opaque({self.qualname!r}{args}{state})"
 
     def build(self, bridge):

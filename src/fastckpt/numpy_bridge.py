@@ -3,8 +3,9 @@
 import numpy as np
 
 from .dtypes import DTYPES, QUANTIZED, numpy_dtype
-from .errors import UnsupportedError, short, unsafe_name
+from .errors import UnsupportedError, short
 from .nodes import MISSING, Opaque, TorchName
+from .refusal import unsafe_name
 
 
 def strided(flat, start, shape, stride):

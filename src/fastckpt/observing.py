@@ -8,7 +8,7 @@ from ._spec import Global, StorageRef
 from .errors import LimitError
 from .nodes import Opaque
 from .ratings import DANGEROUS, KNOWN, UNKNOWN, rate
-from .rebuild import from_type
+from .torch_rows import from_type
 
 NAME = 500  # characters of a module or a name that are kept
 TEXT = 120  # of those that are shown in a sentence

@@ -17,22 +17,25 @@ from .containers.stream import PickleStream
 from .containers.tar import TarContainer
 from .containers.zip import (
     DIRECTORY_PROBLEMS,
+    LOCAL_NBYTES,
     MOST_INFLATION,
     PICKLE,
     STORAGE_FOLDERS,
     RecordNames,
     inflate,
 )
+from .containers.zip_walk import MOST_STEPS
 from .errors import CheckpointError, FormatError
 from .local_headers import gaps, record_ends
 from .records import DEFLATED, STORED
 from .source import MemorySource
+from .unlisted import find_header, is_whole, local_header, records_between
 
 PICKLE_SUFFIXES = (".pkl", ".pickle", ".pck", ".pcl", ".dill", ".joblib", "_pkl")
 TAR_PICKLES = ("sys_info", *NEEDED)
 RAW_FOLDERS = (*STORAGE_FOLDERS, "constants/")
 NPY_MAGIC = b"\x93NUMPY"
-LOCAL_NBYTES, MOST_EXTRA_NBYTES, ENCRYPTED = 30, 0xFFFF, 1
+MOST_EXTRA_NBYTES, ENCRYPTED = 0xFFFF, 1
 HEAD_NBYTES = 1024
 MOST_NESTING = 4  # archives in archives
 MOST_ARCHIVES = 8  # in one file
@@ -53,6 +56,7 @@ class PickleWalk:
         self.budget = budget or {
             "read": 4 * source.nbytes + SPARE_NBYTES,
             "inflate": MOST_INFLATION * source.nbytes + SPARE_NBYTES,
+            "steps": MOST_STEPS,  # from one local header to the next
         }
         self.options = {"limits": limits, "symbolic": True}
 
@@ -134,11 +138,36 @@ class PickleWalk:
             )
         for begin, end in unlisted[:MOST_GAPS]:
             self.behind(begin, end)
-            if (at := find_header(self.top, begin, end)) is not None:
-                self.damage(
-                    f"the record that begins at byte {at} is in no directory: it was not looked at, nor were others up to "
-                    f"byte {end}; another reader may take it, cut the file into its parts"
-                )
+            self.unlisted(begin, end)
+
+    def unlisted(self, begin, end, listed=()):
+        """Look at the records between two bytes by their local headers, but for those whose headers are at ``listed`` bytes."""
+        first = find_header(self.top, begin, end)
+        if first is None:
+            return
+        records, self.budget["steps"], error = records_between(
+            self.top, first, end, self.budget["steps"]
+        )
+        if error:
+            self.damage(error)
+        if listed:
+            records = [record for record in records if record[1] not in listed]
+            first = records[0][1] if records else None
+        if first is not None:
+            self.damage(
+                f"the record that begins at byte {first} is in no directory, nor are others up to byte {end}: another reader may "
+                f"take them, and salvage may; they were looked at as far as their local headers tell where they lie"
+            )
+        folders = raw_folders([name for name, *_ in records])
+        for name, _, method, offset, stored, nbytes in records:
+            if not name.lower().endswith(PICKLE_SUFFIXES) and name.startswith(folders):
+                continue
+            if method == STORED:
+                self.record(self.top, name, offset, stored)
+            elif nbytes is not None:
+                self._deflated(name, offset, stored, nbytes)
+            else:
+                self.damage(f"record {name!r:.200} is not whole: it was not looked at", name)
 
     def trailing(self, record, offset, end, in_file):
         known = in_file and self.in_file
@@ -202,10 +231,11 @@ class PickleWalk:
             self.damage(error)
             if not sniff.is_archive(source.read(0, min(8, source.nbytes))):
                 self.pickles(source, 0, source.nbytes, None)
+            self.unlisted(0, source.nbytes)
             return
         if len(others) >= MOST_ARCHIVES:
             self.damage(f"there are {len(others) + 1} ZIP end records, each with a directory")
-        seen, own = set(), np.zeros((_zip.COLUMNS, 0), dtype=np.int64)
+        seen, own = {}, np.zeros((_zip.COLUMNS, 0), dtype=np.int64)
         begins, ends = [[source.nbytes]], [[source.nbytes]]
         for archive in (end, *others[: MOST_ARCHIVES - 1]):
             if lies_inside(archive, own):
@@ -221,10 +251,14 @@ class PickleWalk:
             folders = raw_folders(names)
             for name, entry in zip(names, columns.T.tolist(), strict=True):
                 if (name, entry[_zip.HEADER]) not in seen and not name.endswith("/"):
-                    seen.add((name, entry[_zip.HEADER]))
+                    seen[name, entry[_zip.HEADER]] = entry
                     if name.lower().endswith(PICKLE_SUFFIXES) or not name.startswith(folders):
                         self._entry(name, entry)
         self.between(np.concatenate(begins), np.concatenate(ends))
+        objects = [entry for name, entry in seen.items() if f"/{name[0]}".endswith(f"/{PICKLE}")]
+        # Where the object is damaged, salvage looks for another.
+        if objects and not any(is_whole(source, entry) for entry in objects):
+            self.unlisted(0, source.nbytes, listed={header for _, header in seen})
 
     def _directory(self, directory, end):
         """The columns of all entries up to the first that makes no sense."""
@@ -246,11 +280,7 @@ class PickleWalk:
         """Look at one entry of a ZIP, given by its columns."""
         source, header = self.top, entry[_zip.HEADER]
         method, stored, nbytes = (entry[c] for c in (_zip.METHOD, _zip.STORED, _zip.NBYTES))
-        local = bytes(source.read(header, max(0, min(LOCAL_NBYTES, source.nbytes - header))))
-        offset = header + LOCAL_NBYTES
-        if len(local) == LOCAL_NBYTES:
-            offset += int.from_bytes(local[26:28], "little")
-            offset += int.from_bytes(local[28:30], "little")
+        local, offset = local_header(source, header)
         if not local.startswith(sniff.LOCAL_HEADER) or stored > source.nbytes - offset:
             problem = "is not there in full, or has no local header"
         elif entry[_zip.FLAGS] & ENCRYPTED or method not in (STORED, DEFLATED):
@@ -345,16 +375,6 @@ def lies_inside(archive, columns):
     begin = columns[_zip.HEADER]
     most = LOCAL_NBYTES + columns[_zip.NAME_NBYTES] + MOST_EXTRA_NBYTES + columns[_zip.STORED]
     return bool(((begin < archive.directory) & (archive.end <= begin + most)).any())
-
-
-def find_header(source, begin, end):
-    """Where the signature of a local header stands in a stretch of bytes; None where it does not."""
-    while begin < end:
-        window = bytes(source.read(begin, min(FIRST_WINDOW, end - begin)))
-        if (at := window.find(sniff.LOCAL_HEADER)) >= 0:
-            return begin + at
-        begin += max(1, len(window) - 3)  # it may lie across two windows
-    return None
 
 
 def is_marked(head):

@@ -1,9 +1,9 @@
 """Page-locked memory for storages: an accelerator copies from it without the CPU, and faster."""
 
 import numpy as np
-import torch
 
 from .memory import ALIGNMENT, OWN_FROM, SHARED_MOST, Allocation
+from .needs_torch import torch
 
 
 def allocate_pinned(sizes):

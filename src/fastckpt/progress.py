@@ -57,7 +57,7 @@ def _bar(name):
         from tqdm.auto import tqdm
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "progress=True needs tqdm (pip install tqdm); a callable(bytes done, bytes in all, name) needs nothing",
+            "progress=True needs tqdm (pip install tqdm, or this package's extra 'progress'); a callable(bytes done, bytes in all, name) needs nothing",
             name=error.name,
         ) from None
     return tqdm(desc=name, unit="B", unit_scale=True, unit_divisor=1024)

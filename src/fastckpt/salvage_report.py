@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .findings import Finding
+from .ratings import DANGEROUS
 from .terminal import in_lines
 
 SHOWN = 20  # names in the text of a report
@@ -18,7 +19,8 @@ class SalvageReport:
     container: "zip", "legacy" or "tar".
     kept: names of the tensors and bare storages in the new file, as ``open`` has them (the path of keys, joined by dots).
     lost: name -> why, of those that are not in it.
-    findings: what is wrong with the damaged file, or could not be told of it.
+    findings: what is wrong with the damaged file, or could not be told of it; and what in the new one is dangerous to unpickle
+        (kinds that begin with "dangerous", as ``scan`` has them).
     """
 
     name: str
@@ -30,8 +32,10 @@ class SalvageReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is lost, and nothing that is kept is contradicted: then all of it is of one save."""
-        return not self.lost and all(each.kind != CONTRADICTION for each in self.findings)
+        """Whether nothing is lost, nothing that is kept is contradicted (all of it is of one save), and nothing is dangerous."""
+        return not self.lost and not any(
+            each.kind == CONTRADICTION or each.kind.startswith(DANGEROUS) for each in self.findings
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """The report as plain values, for json.dumps."""

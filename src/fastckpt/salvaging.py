@@ -37,10 +37,13 @@ from .nodes import TensorNode
 from .pickle_writer import StorageId
 from .plan import root_of
 from .progress import Phases, reporting
+from .ratings import DANGEROUS
 from .records import NO_CRC, STORED, Records
 from .salvage_report import SalvageReport
+from .scanning import scan_source
 from .selection import Names, specs_in, spelled
-from .source import open_source
+from .shard_index import is_index, weights_of
+from .source import FileSource, open_source
 from .stream_recovery import LegacyRecovery, TarRecovery
 from .workers import check_threads
 from .zip_recovery import ALIGNMENT_RECORD, FORMAT_VERSION, VERSION, ZipRecovery
@@ -64,7 +67,8 @@ def salvage(
     """Write a checkpoint of all that is whole in a damaged one, as torch.save would write it today, and list what is lost.
 
     broken: as ``f`` of ``load``: a ZIP, legacy or tar checkpoint that was cut off, overwritten in part, or lost its directory.
-        It is only read. Nothing of it is run, and objects of any class are carried over as they are.
+        It is only read. Nothing of it is run, and objects of any class are carried over as they are; what ``scan`` calls
+        dangerous in the new file is a finding. Of a checkpoint in several files, one of them.
     out: path of the new file, a ZIP. It appears when it is whole; nothing is left behind where that fails.
     overwrite: replace a file that is there; never the damaged one.
     threads, progress, limits: as for ``load``. The file is read twice: to see what is whole, and to copy it.
@@ -77,6 +81,13 @@ def salvage(
     """
     check_types(progress, limits)
     check_threads(threads)
+    broken = weights_of(broken)
+    if is_index(broken):
+        raise UnsupportedError(
+            f"{os.fsdecode(broken)}: an index of several files, and salvage takes one: verify says which shards are damaged; "
+            f"salvage each of these, and load the files one by one",
+            path=os.fsdecode(broken),
+        )
     source = open_source(broken)
     try:
         with (
@@ -285,14 +296,25 @@ class _Salvage:
 
     def _report(self, file):
         recovery = self.recovery
+        dangers = dangers_in(file, self.limits)
         return SalvageReport(
             recovery.source.name,
             file.name,
             recovery.kind,
             self.kept,
             self.lost,
-            (*recovery.findings, *recovery.lost.values()),
+            (*dangers, *recovery.findings, *recovery.lost.values()),
         )
+
+
+def dangers_in(file, limits):
+    """The findings of a scan of the new file that speak of danger: what is carried over is carried over as it is."""
+    source = FileSource(os.dup(file.fd), file.name)
+    try:
+        findings = scan_source(source, limits).findings
+    finally:
+        source.close()
+    return [finding for finding in findings if finding.kind.startswith(DANGEROUS)]
 
 
 def whole_record(records, row):

@@ -31,7 +31,7 @@ VERSION = b"3\n"  # of the format, as torch has it
 FORMAT_VERSION = b"1"
 # Storages from here on are written where they lie; smaller ones are gathered with the headers between them.
 LARGE_NBYTES = 64 << 10
-MANY_PARTS, GATHERED_NBYTES = 1 << 12, 2 << 20
+GATHERED_NBYTES = 2 << 20
 STREAM_NBYTES = 4 << 20
 DONE, STOP = 0, 1  # the places in a control column
 
@@ -53,7 +53,8 @@ def save(
     """Save an object so that torch.load and ``load`` read it: the ZIP format of torch.save.
 
     obj: what torch.save takes; tensors that share a storage share it in the file. Objects of other classes are pickled by
-        Python's own protocol, and load only where running code is allowed (weights_only=False).
+        Python's own protocol, and load only where running code is allowed (weights_only=False). Opaque, the stand-in for an
+        object that was not made, and LazyTensor are refused.
     f: path, descriptor, or binary file object. A path is replaced when all is written: whatever happens before, the old file
         is whole. A link is followed, permissions and owner stay. What cannot seek (a pipe, gzip.open) is written in order.
     threads: how many sum and write; None takes what the process may use.
@@ -71,7 +72,8 @@ def save(
     fails; then what is at a path has not changed.
     Source: github.com/pytorch/pytorch, torch/serialization.py (_save), caffe2/serialize/inline_container.cc.
     """
-    check_options(threads, alignment, views, progress)
+    check_options(threads, views, progress)
+    alignment = int(operator.index(alignment))
     metadata = encoded(metadata)
     from .describing import describe
 
@@ -86,10 +88,9 @@ def save(
         raise
 
 
-def check_options(threads, alignment, views, progress):
+def check_options(threads, views, progress):
     check_progress(progress)
     workers.check_threads(threads)
-    operator.index(alignment)
     if views not in ("whole", "compact"):
         raise ValueError(f"views={views!r} is invalid (expected one of: whole, compact)")
 
@@ -98,7 +99,12 @@ def encoded(metadata):
     """The bytes of a metadata record, None for none."""
     if metadata is None:
         return None
-    data = json.dumps(metadata, allow_nan=False).encode()
+    try:
+        data = json.dumps(metadata, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            f"metadata: {error}; it may hold what JSON can say: text, finite numbers, booleans, None, lists, dicts with names"
+        ) from None
     if len(data) > METADATA_MOST_NBYTES:
         raise ValueError(f"metadata: {len(data)} bytes of JSON, {METADATA_MOST_NBYTES} fit")
     return data
@@ -248,34 +254,45 @@ class Writer:
             self.crc[row] = _crc32.crc32(text) if self.want_crc else 0
 
     def _frames(self, texts, by_position):
-        """Yields calls that write, in order: headers, texts and small storages in runs; large ones where that was not done."""
-        run, start = [], 0
-        rows, address, nbytes, _ = self.extents.tolist()
-        small = (self.layout.nbytes < LARGE_NBYTES).tolist()
-        i = gathered = 0  # the next extent; bytes of storages in the run
-        for row, (_, frame) in enumerate(self.layout.frames(self.crc)):
-            run.append(frame)
+        """Yields calls that write, in order: headers with texts and small storages among them; large ones where that was not done."""
+        layout = self.layout
+        columns = layout.columns(self.crc, self._addresses(texts))
+        begin = 0
+        for row in sorted({*np.flatnonzero(layout.nbytes >= LARGE_NBYTES).tolist(), *self.blocks}):
+            at = int(layout.offset[row])
+            yield from self._runs(columns, begin, at)
             if row in texts:
-                run.append(texts[row])
-            elif row < len(small) and (row in self.blocks or not small[row]):
-                yield functools.partial(self._put, run, start)
-                if not by_position:
-                    yield functools.partial(self._stream, row)
-                run, gathered = [], 0
-                start = int(self.layout.offset[row] + self.layout.nbytes[row])
-            while i < len(rows) and rows[i] == row:
-                if small[row] and row not in self.blocks:
-                    run.append(_write.copy_of(address[i], nbytes[i]))
-                    gathered += nbytes[i]
-                i += 1
-            if len(run) > MANY_PARTS or gathered > GATHERED_NBYTES:
-                yield functools.partial(self._put, run, start)
-                start += sum(map(len, run))
-                run, gathered = [], 0
-        yield functools.partial(self._put, run, start)
+                yield functools.partial(self._put, texts[row], at)
+            elif not by_position:
+                yield functools.partial(self._stream, row)
+            begin = at + int(layout.nbytes[row])
+        yield from self._runs(columns, begin, layout.total)
 
-    def _put(self, parts, start):
-        data = b"".join(parts)
+    def _addresses(self, texts):
+        """Where the content of each small record lies in memory, 0 for the others."""
+        address = np.zeros(len(self.layout.nbytes), dtype=np.int64)
+        small = ~self.large
+        address[self.extents[0, small]] = self.extents[1, small]
+        for row, text in texts.items():
+            if 0 < len(text) < LARGE_NBYTES:
+                address[row] = np.frombuffer(text, dtype=np.uint8).ctypes.data
+        return address
+
+    def _runs(self, columns, begin, end):
+        """Yields calls that write the archive's bytes from ``begin`` to ``end``, some whole records at a time."""
+        header = self.layout.header
+        while end - begin > GATHERED_NBYTES:
+            cut = int(header[np.searchsorted(header, begin + GATHERED_NBYTES, side="right") - 1])
+            if cut <= begin:  # what is left is the directory
+                break
+            yield functools.partial(self._put_run, columns, begin, cut)
+            begin = cut
+        yield functools.partial(self._put_run, columns, begin, end)
+
+    def _put_run(self, columns, begin, end):
+        self._put(self.layout.render(columns, begin, end), begin)
+
+    def _put(self, data, start):
         if self.destination.fd < 0:
             self.destination.write(data)
             return

@@ -1,8 +1,11 @@
 """What the pickles of a file would do if Python's own unpickler ran them, found out without running them."""
 
+from __future__ import annotations
+
+import functools
 from collections import Counter
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import LimitError
 from .findings import Finding
@@ -10,8 +13,12 @@ from .limits import Limits
 from .observing import Observer, shown
 from .pickles import PickleWalk
 from .ratings import DANGEROUS, KNOWN, UNKNOWN
+from .shard_index import is_index, weights_of
 from .source import open_source
 from .terminal import in_lines
+
+if TYPE_CHECKING:
+    from .sharded_reports import ShardedReport
 
 RATINGS = (KNOWN, UNKNOWN, DANGEROUS)  # from the best to the worst
 
@@ -110,24 +117,34 @@ class ScanReport:
         return in_lines([summary, *map(str, self.findings), *map(str, self.notes)])
 
 
-def scan(f, *, limits: Limits | None = None) -> ScanReport:
+def scan(f, *, limits: Limits | None = None) -> ScanReport | ShardedReport:
     """Say what every pickle in ``f`` would do if it were unpickled; a ScanReport. Nothing is imported, called or looked up.
 
     f: path (str, bytes, PathLike), descriptor, bytes-like object, mmap, or seekable binary file object, of a checkpoint in any
         of its three containers or of anything else with a pickle in it: bare ones, all that stand one behind the other, those in
-        any record of an archive and in archives inside of it.
+        any record of an archive and in archives inside of it. A folder with shards, or their index, gives a ShardedReport.
     limits: a Limits; scan_events bounds what is listed.
 
     What is damaged or broken off is reported together with all that could be read.
     Raises FormatError (with what the file looks like instead) where there is no pickle, TypeError, OSError.
     """
-    limits = limits or Limits()
+    f = weights_of(f)
+    if is_index(f):
+        from .sharded_reports import report_on_shards
+
+        return report_on_shards(f, functools.partial(scan, limits=limits), compare=False)
     source = open_source(f)
-    observer = Observer(limits)
     try:
-        kind = PickleWalk(observer, source, limits).run()
+        return scan_source(source, limits)
     finally:
         source.close()
+
+
+def scan_source(source, limits=None):
+    """The report on an open source."""
+    limits = limits or Limits()
+    observer = Observer(limits)
+    kind = PickleWalk(observer, source, limits).run()
     return _report(source.name, kind, observer)
 
 

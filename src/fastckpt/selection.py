@@ -7,6 +7,7 @@ import fnmatch
 from ._spec import StorageRef, TensorSpec
 from ._tree import children, is_flat, leaves, named_tensors
 from .errors import LimitError, short
+from .near_names import not_found
 from .nodes import MISSING, Node, Opaque, QuantizedNode
 
 _ABSENT = object()
@@ -82,7 +83,7 @@ def prune(root, keys):
 
     A container that occurs twice stays one where the same is wanted of it under both paths, and becomes two where not. An
     object of an unknown class stays whole where a part of it is wanted: what it needs, its class knows.
-    Raises KeyError for a listed name that does not occur.
+    Raises KeyError for a listed name that does not occur, and for a pattern that nothing matches.
     """
     pruning = _Pruning(keys)
     try:
@@ -95,9 +96,9 @@ def prune(root, keys):
             raise KeyError(
                 f"{missing[0]!r} is a container, of {inside!r} for example; use '{missing[0]}.*'"
             )
-        raise KeyError(
-            f"not in the checkpoint: {', '.join(missing[:10])}{' ...' if len(missing) > 10 else ''}"
-        )
+        raise not_found(missing, pruning.found)
+    if isinstance(keys, str) and pruning.found and not pruning.chose:
+        raise not_found(keys, pruning.found, pattern=True)
     return None if result is _ABSENT else result
 
 
@@ -106,7 +107,8 @@ class _Pruning:
 
     def __init__(self, keys):
         self.wanted, self.listed = chooser(keys)
-        self.found, self.name = set(), Names()
+        self.found, self.name = {}, Names()  # a dict, for the order of the file
+        self.chose = False  # anything
         self.results = {}  # id of a container -> (it, [(what was kept, the container of that)])
         self.open = {}  # id of a container around this one -> the new one
         self.repeated_keys = 0
@@ -116,8 +118,11 @@ class _Pruning:
         members = None if isinstance(value, (set, frozenset)) else children(value)
         if members is None:
             name = self.name(path)
-            self.found.add(name)
-            return value if self.wanted(name) else _ABSENT
+            self.found[name] = None
+            if not self.wanted(name):
+                return _ABSENT
+            self.chose = True
+            return value
         if id(value) in self.open:
             return self.open[id(value)]  # a cycle
         members = list(members)

@@ -3,16 +3,19 @@
 {"metadata": {"total_size": bytes}, "weight_map": {name: file}}; the files lie beside the index.
 """
 
+import errno
 import os
 import re
 import stat
 
 from . import strict_json
 from .errors import FormatError
+from .near_names import not_found
 from .selection import chooser
 from .source import is_path
 
 SINGLE = "pytorch_model.bin"
+SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".tar", ".pkl")
 INDEX = "pytorch_model.bin.index.json"
 # diffusers and variants have other words in it.
 INDEX_NAME = re.compile(r".*\.index(\.[^.]+)?\.json")
@@ -26,6 +29,7 @@ def weights_of(f):
     """What to read where a caller gives ``f``: for a folder its one file or its index, else ``f`` itself.
 
     A folder that has both is one in which a save has just replaced the other; readers take the file first, as transformers does.
+    Raises IsADirectoryError for a folder that has neither.
     """
     if not isinstance(f, (str, os.PathLike)) and not (type(f) is bytes and is_path(f)):
         return f
@@ -33,7 +37,38 @@ def weights_of(f):
         path = os.path.join(os.fsdecode(f), name)
         if os.path.isfile(path):
             return path
+    if os.path.isdir(f):
+        raise IsADirectoryError(errno.EISDIR, no_checkpoint(f), os.fsdecode(f))
     return f
+
+
+def no_checkpoint(folder):
+    """What to say of a folder without a checkpoint."""
+    names = sorted(os.listdir(os.fsdecode(folder)))
+    if not names:
+        return "an empty folder, a checkpoint is expected"
+    if ".metadata" in names:
+        return (
+            "a folder of torch.distributed.checkpoint, which is not read; torch.distributed.checkpoint.format_utils."
+            "dcp_to_torch_save makes a file of it"
+        )
+    others = [name for name in names if ".safetensors" not in name]
+    files = [name for name in others if name.endswith(SUFFIXES) or is_index(name)]
+    if files:
+        return f"a folder without {SINGLE} or {INDEX}; give the path of a file in it, such as {files[0]!r}"
+    if len(others) < len(names):
+        return "a folder of safetensors, which safetensors.torch.load_file reads, file by file"
+    return (
+        f"a folder without {SINGLE} or {INDEX}, and nothing else in it is called as checkpoints are"
+    )
+
+
+def check_region(path, offset, nbytes):
+    """Raise TypeError where a part of an index is asked for."""
+    if offset or nbytes is not None:
+        raise TypeError(
+            f"{path}: offset and nbytes are of one file, and this is an index of several"
+        )
 
 
 def is_index(f):
@@ -48,10 +83,11 @@ def is_index(f):
 class ShardIndex:
     """An index that was read: ``shards`` is {file name: [names of tensors]}, in the order of the index.
 
-    Raises FormatError for what is no index, and for files that are not there or lie elsewhere; OSError.
+    Raises FormatError for what is no index, and for files that are not there or lie elsewhere; OSError. With a list of
+    ``problems`` errors about single files are added to it, and such files are left out.
     """
 
-    def __init__(self, path):
+    def __init__(self, path, problems=None):
         self.path = os.fsdecode(path)
         self.folder = os.path.dirname(self.path)
         found = self._read()
@@ -62,13 +98,20 @@ class ShardIndex:
         # A folder may be one of links into a store, as the Hugging Face cache has it: then the index is one, too.
         self._roots = {os.path.realpath(self.folder), os.path.dirname(os.path.realpath(self.path))}
         self.shards = {}
+        bad = set()
         for name, file in self.weight_map.items():
-            if not isinstance(file, str):
-                raise self.error(f"{name!r:.100} is in {file!r:.100}, a file name is expected")
-            if file not in self.shards:
-                self._check_file(file, name)
+            if not isinstance(file, str) or file not in self.shards and file not in bad:
+                try:
+                    self._check_file(file, name)
+                except FormatError as error:
+                    if problems is None:
+                        raise
+                    problems.append(error)
+                    bad.add(str(file))
+                    continue
                 self.shards[file] = []
-            self.shards[file].append(name)
+            if file not in bad:
+                self.shards[file].append(name)
 
     def _read(self):
         with open(self.path, "rb") as file:
@@ -92,6 +135,8 @@ class ShardIndex:
 
     def _check_file(self, file, name):
         """See that a shard, which has ``name``, is there and is nothing outside of the folder."""
+        if not isinstance(file, str):
+            raise self.error(f"{name!r:.100} is in {file!r:.100}, a file name is expected")
         if file in ("", ".", "..") or set(file) & {"/", "\\", "\0"}:
             raise self.error(
                 f"{name!r:.100} is in {file!r:.100}, the name of a file in the same folder is expected"
@@ -112,18 +157,21 @@ class ShardIndex:
         return os.path.join(self.folder, file)
 
     def select(self, keys):
-        """{file name: [names]} of what ``keys`` wants (see load), None for all. KeyError for a listed name that is not there."""
+        """{file name: [names]} of what ``keys`` wants (see load), None for all. KeyError for a listed name that is not
+        there, and for a pattern that nothing matches.
+        """
         if keys is None:
             return self.shards
         wanted, listed = chooser(keys)
         if missing := [name for name in listed if name not in self.weight_map]:
-            raise KeyError(
-                f"not in the checkpoint: {', '.join(missing[:10])}{' ...' if len(missing) > 10 else ''}"
-            )
+            raise not_found(missing, self.weight_map)
         chosen = {
             file: [name for name in names if wanted(name)] for file, names in self.shards.items()
         }
-        return {file: names for file, names in chosen.items() if names}
+        chosen = {file: names for file, names in chosen.items() if names}
+        if isinstance(keys, str) and not chosen and self.weight_map:
+            raise not_found(keys, self.weight_map, pattern=True)
+        return chosen
 
     def error(self, problem):
         return FormatError(f"{self.path}: {problem}", path=self.path)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._spec import TensorSpec
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, no_tensor
 from .errors import FormatError
 from .lazy import LazyTensor
 from .loading import load
@@ -15,7 +15,11 @@ from .nodes import TensorNode
 from .plan import root_of
 from .progress import reporting
 from .selection import specs_in
-from .shard_index import SAVE_ID, ShardIndex
+from .shard_index import SAVE_ID, ShardIndex, check_region
+
+if TYPE_CHECKING:
+    from ._annotations import Progress
+    from .sharded_reports import ShardedReport
 
 
 def load_sharded(path, keys, progress, trusted, **options):
@@ -39,6 +43,12 @@ def in_words(strays):
     return f"{'; '.join(parts[:4])}{' ...' if len(parts) > 4 else ''}, which the index does not say"
 
 
+DEFAULTS = {
+    "framework": "torch", "map_location": None, "mmap": None, "encoding": "utf-8", "verify": True, "threads": None,
+    "pin_memory": False, "unknown": "opaque", "limits": None, "offset": 0, "nbytes": None,
+}  # fmt: skip
+
+
 class ShardedCheckpoint(Mapping[str, LazyTensor]):
     """Name -> LazyTensor of a checkpoint in several files; it is used as a Checkpoint is, and each of the files is one.
 
@@ -46,13 +56,11 @@ class ShardedCheckpoint(Mapping[str, LazyTensor]):
     what is in a shard and the index does not say is listed in ``info``.
     """
 
-    def __init__(self, path, *, keys=None, **options):
-        if options["offset"] or options["nbytes"] is not None:
-            raise TypeError(
-                f"{path}: offset and nbytes are of one file, and this is an index of several"
-            )
+    def __init__(self, path, *, keys=None, index=None, **options):
+        options = DEFAULTS | options
+        check_region(path, options["offset"], options["nbytes"])
         self._options = options
-        self.index = ShardIndex(path)
+        self.index = index or ShardIndex(path)
         self.name = self.index.path
         self.shards: dict[str, Checkpoint] = {}
         found: dict[str, Any] = {}
@@ -101,12 +109,23 @@ class ShardedCheckpoint(Mapping[str, LazyTensor]):
     def __getitem__(self, name: str | tuple[str]) -> LazyTensor:
         if isinstance(name, tuple) and len(name) == 1:
             (name,) = name
-        value = self.root[name]
+        value = self.root.get(name)
         if not is_tensor(value):
-            raise KeyError(name)
+            raise no_tensor(name, self, self.root)
         shard = self.shard_of(name)
         shard.source.check_open()
         return LazyTensor(shard, value)
+
+    def __contains__(self, name: object) -> bool:
+        if isinstance(name, tuple) and len(name) == 1:
+            (name,) = name
+        return is_tensor(self.root.get(name))
+
+    def get(self, name: Any, default: Any = None) -> Any:
+        """The LazyTensor of a name, ``default`` where there is none."""
+        if name not in self:  # an error would look for names that are near
+            return default
+        return self[name]
 
     def __iter__(self) -> Iterator[str]:
         for part in self.parts:
@@ -208,6 +227,13 @@ class ShardedCheckpoint(Mapping[str, LazyTensor]):
         for name, value in values.items():
             parts.setdefault(self.index.weight_map[name], {})[name] = value
         return [(self.shards[file], chosen) for file, chosen in parts.items()]
+
+    def verify(self, *, progress: Progress | None = None) -> ShardedReport:
+        """Read all of the open files and report everything that is wrong with them, as the function ``verify`` does."""
+        from .sharded_reports import ShardedReport, stray_notes
+
+        shards = {file: shard.verify(progress=progress) for file, shard in self.shards.items()}
+        return ShardedReport(self.name, shards, (), tuple(stray_notes(self)))
 
     # -- life
 

@@ -11,7 +11,7 @@ import os
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from .destination import Replacement, naming, sync_folder, write_at
+from .destination import Replacement, durable_names, naming, write_at
 from .progress import reporting
 from .saving import check_options, encoded, write
 from .shard_index import INDEX, SAVE_ID, SHARD, SHARD_NAME, SINGLE
@@ -51,19 +51,22 @@ def save_sharded(
 
     All files are written before the first of them has a name: whatever happens before, the folder is as it was. They get their
     names one after the other, the index last; ``load`` refuses a folder in which that was interrupted and two saves are mixed.
-    Raises what ``save`` raises, TypeError for what is no dict of tensors, ValueError for more than 99,999 shards.
+    Raises what ``save`` raises, NotADirectoryError where a file is in the way, TypeError for what is no dict of tensors, ValueError for more than 99,999 shards.
     Source: github.com/huggingface/transformers, save_pretrained, for the names and the index.
     """
-    check_options(threads, alignment, views, progress)
+    check_options(threads, views, progress)
+    alignment = int(operator.index(alignment))
     if operator.index(max_shard_bytes) < 1:
         raise ValueError(f"max_shard_bytes={max_shard_bytes}: at least 1 is needed")
     if not isinstance(metadata, (dict, type(None))):
         raise TypeError(f"metadata is a {type(metadata).__name__}: a dict is expected")
+    folder = os.fsdecode(folder)
+    if os.path.lexists(folder) and not os.path.isdir(folder):
+        raise NotADirectoryError(errno.ENOTDIR, "is there, and a folder is expected", folder)
     from .describing import describe
 
     how = {"protocol": pickle_protocol, "compact": views == "compact", "dtype": dtype}
     shards = Shards(named_values(obj), max_shard_bytes, **how)
-    folder = os.fsdecode(folder)
     files = ShardFiles(folder, shards, metadata, fsync)
     options = {"want_crc": crc32, "threads": threads, "alignment": alignment}
     try:
@@ -78,7 +81,7 @@ def save_sharded(
 
 def named_values(obj):
     """{name: value} of a module or a dict; TypeError for what can't be sharded."""
-    import torch
+    from .needs_torch import torch
 
     values = obj.state_dict() if isinstance(obj, torch.nn.Module) else obj
     if not isinstance(values, dict):
@@ -184,11 +187,9 @@ class ShardFiles:
             for file in files:
                 with naming(file.name):
                     os.fsync(file.fd)
-        for file in files:
-            file.commit(0)
-        if self.fsync:
-            for folder in {file.folder for file in files}:
-                sync_folder(folder)
+        with durable_names({file.folder for file in files} if self.fsync else ()):
+            for file in files:
+                file.commit(0)
 
     def abort(self):
         for file in self.files:

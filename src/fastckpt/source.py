@@ -52,8 +52,14 @@ class Source:
         if self.closed:
             raise ValueError(f"{self.name}: the checkpoint is closed")
 
-    def short(self, offset, wanted, got):
-        """The error for bytes that should be there and are not."""
+    def there(self):
+        """How many bytes there are now, as far as that can be asked."""
+        return self.nbytes
+
+    def short(self, offset, wanted, got=None):
+        """The error for bytes that should be there and are not; ``got`` of them are, None for as many as are left now."""
+        if got is None:
+            got = max(0, min(wanted, self.there() - offset))
         return FormatError(
             f"{self.name}: {wanted} bytes at byte {offset} are wanted and only {got} are there; "
             f"the file is shorter than the {self.nbytes} bytes it had when it was opened",
@@ -137,6 +143,9 @@ class FileSource(Source):
             if not got:
                 raise self.short(offset, len(view), done)
             done += got
+
+    def there(self):
+        return os.fstat(self.fd).st_size - self.base
 
     def _release(self):
         if self.fd >= 0:

@@ -42,12 +42,16 @@ ATTRIBUTES, FOLDER_BIT = 38, 0x10
 MOST_ARCHIVES = 8
 
 
+class NoDirectory(FormatError):
+    """A ZIP that was cut off before its directory, or whose end says nothing of use."""
+
+
 class ZipSurvey:
     """What a ZIP holds. ``damage`` and ``notes`` are lists of Findings; ``bad`` maps the rows that can't be read to one.
 
     ``records`` has a row for each entry that is a file, with its name from the checkpoint's folder (``root``) on, or whole where
-    it lies elsewhere; ``index`` maps names to rows, ``storages`` storage keys. Raises FormatError where there is no end record,
-    or nothing that looks like a checkpoint.
+    it lies elsewhere; ``index`` maps names to rows, ``storages`` storage keys. Raises NoDirectory where there is no end record,
+    FormatError where nothing looks like a checkpoint.
     """
 
     def __init__(self, source):
@@ -55,7 +59,7 @@ class ZipSurvey:
         try:
             self.end, others, tail = find_end(source)
         except FormatError as error:
-            raise FormatError(
+            raise NoDirectory(
                 f"{error}; salvage gets out what is there without it",
                 path=error.path,
                 offset=error.offset,

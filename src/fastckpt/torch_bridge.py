@@ -5,15 +5,16 @@ A bridge makes what the inert description of an object asks for: tensors, storag
 
 import math
 import sys
+import textwrap
 import warnings
-
-import torch
 
 from . import workers
 from ._tensors import make_tensors
 from .dtypes import DTYPES, QUANTIZED
-from .errors import FormatError, UnsafePickleError, UnsupportedError, short, unsafe_name
+from .errors import FormatError, UnsafePickleError, UnsupportedError, short
+from .needs_torch import torch
 from .nodes import MISSING, Opaque, TensorNode, TorchName
+from .refusal import unsafe_name
 
 # torch refuses these even where a user allows them.
 BLOCKED_MODULES = ("sys", "os", "posix", "nt")
@@ -162,7 +163,8 @@ class Placement:
     def warn(self, location, error):
         if location not in self.missing:
             self.missing.add(location)
-            reason = str(error).partition("\n")[0][:120]
+            # Its first sentence; the others advise what is not needed here.
+            reason = textwrap.shorten(str(error).partition(". ")[0], 160, placeholder=" ...")
             warnings.warn(
                 f"tensors tagged {location!r} come out on the CPU, that device is not available here ({reason}); "
                 f"map_location says where they should go",

@@ -15,6 +15,8 @@ NO_CHECKSUM = "no checksum"  # the format has none; the record is there, of the 
 DAMAGED = "damaged"
 MISSING = "missing"  # the pickle names it
 EXTRA = "extra"  # it lies among the storages, and the pickle does not name it; its CRC-32 is right, or not there
+# The ``container`` of what is none of the three.
+UNKNOWN = "unknown"
 STATES = (OK, NOT_CHECKED, NO_CHECKSUM, EXTRA, DAMAGED, MISSING)
 
 # A person reads some lines of a kind; programs get all.
@@ -40,6 +42,7 @@ class RecordCheck:
 class VerifyReport:
     """What ``verify`` found.
 
+    ``container``: "zip", "legacy", "tar", or "unknown" for what is no checkpoint: then the one finding says what it is instead.
     ``records``: every record, in the order of the directory, then those that are missing. ``findings``: what is wrong; ``ok`` is
     that there are none. ``notes``: what is legal and worth knowing. ``torch_accepts``: whether torch.load(weights_only=True) of
     torch 2.13 would take the file, which checks no checksum, and read the records that are meant; ``torch_reasons`` says why not.
@@ -80,15 +83,22 @@ class VerifyReport:
 
     def __str__(self) -> str:
         counted = ", ".join(f"{count} {state}" for state, count in self.counts.items())
+        verdict = "ok" if self.ok else "DAMAGED"
         lines = [
-            f"{self.name}: {'ok' if self.ok else 'DAMAGED'} ({self.container}, {self.nbytes} bytes; records: {counted or 'none'})"
+            f"{self.name}: {verdict} ({self.container}, {self.nbytes} bytes; records: {counted or 'none'})"
         ]
+        if self.container == UNKNOWN:
+            return in_lines(
+                [f"{self.name}: NO CHECKPOINT ({self.nbytes} bytes)", *_lines(self.findings)]
+            )
         lines += [f"  damage: {line}" for line in _lines(self.findings)]
         lines += [f"  note: {line}" for line in _lines(self.notes)]
         if self.torch_accepts:
             lines.append("  torch.load(weights_only=True) takes it")
+        told = {finding.message for finding in self.findings}
         lines += [
-            f"  torch.load(weights_only=True) refuses it: {reason}" for reason in self.torch_reasons
+            f"  torch.load(weights_only=True) refuses it{'' if reason in told else f': {reason}'}"
+            for reason in self.torch_reasons
         ]
         return in_lines(lines)
 

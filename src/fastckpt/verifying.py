@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,16 +22,17 @@ from .containers.zip import (
     parse_version,
 )
 from .dtypes import DTYPES
-from .errors import CheckpointError
+from .errors import CheckpointError, FormatError
 from .findings import Finding
 from .loading import check_types
 from .materialize import checksums, mismatch
 from .plan import roots_of
 from .progress import reporting
 from .records import NO_CRC, Records
+from .shard_index import check_region, is_index, weights_of
 from .source import open_source
 from .storage_use import shared_storages, unreached_nbytes
-from .survey import ZipSurvey
+from .survey import NoDirectory, ZipSurvey
 from .terminal import printable
 from .verify_report import (
     DAMAGED,
@@ -39,6 +41,7 @@ from .verify_report import (
     NO_CHECKSUM,
     NOT_CHECKED,
     OK,
+    UNKNOWN,
     RecordCheck,
     VerifyReport,
 )
@@ -55,6 +58,7 @@ from .workers import check_threads
 if TYPE_CHECKING:
     from ._annotations import CheckpointFile, Progress
     from .limits import Limits
+    from .sharded_reports import ShardedReport
 
 
 def verify(
@@ -65,14 +69,23 @@ def verify(
     limits: Limits | None = None,
     offset: int = 0,
     nbytes: int | None = None,
-) -> VerifyReport:
+) -> VerifyReport | ShardedReport:
     """Read a whole checkpoint, compare all that can be compared, and report everything that is wrong with it.
 
-    The arguments are those of ``load``. Nothing is loaded and torch is not needed; one bad thing hides no other.
-    Raises FormatError for what is no checkpoint, or one that was cut off before its directory; OSError.
+    The arguments are those of ``load``. Nothing is loaded and torch is not needed; one bad thing hides no other. A folder of
+    shards, or their index, gives a ShardedReport: shard by shard.
+    What is no checkpoint, or was cut off before its directory, gives a report that says so (``ok`` is False). Raises OSError,
+    and TypeError and ValueError for arguments that cannot be honoured.
     """
     check_types(progress, limits)
     check_threads(threads)
+    f = weights_of(f)
+    if is_index(f):
+        from .sharded_reports import report_on_shards
+
+        check_region(f, offset, nbytes)
+        options = {"threads": threads, "progress": progress, "limits": limits}
+        return report_on_shards(f, functools.partial(verify, **options), compare=True)
     source = open_source(f, offset, nbytes)
     try:
         return verify_source(source, threads=threads, progress=progress, limits=limits)
@@ -83,7 +96,10 @@ def verify(
 def verify_source(source, **options):
     """The report on an open source; the options are those of ``verify``."""
     with source.in_use():
-        kind = sniff.kind(source)
+        try:
+            kind = sniff.kind(source)
+        except FormatError as error:
+            return _NoCheckpoint(source, **options).report(error)
         if kind == "zip":
             return _ZipCheck(source, **options).report()
         return _StreamCheck(
@@ -198,7 +214,7 @@ class _Check:
             self.add(
                 self.notes,
                 "refused_name",
-                f"the pickle names {shortened([printable(name) for name in names], 10)}, which weights_only=True refuses",
+                f"the pickle names {shortened([printable(name) for name in names], 10)}, which weights_only=True refuses; scan says what they would do",
             )
 
     def checks(self, rows):
@@ -229,11 +245,29 @@ class _Check:
         )
 
 
+class _NoCheckpoint(_Check):
+    """Something else: all that is to be said of it is what it is."""
+
+    kind = UNKNOWN
+
+    def report(self, error, kind="no_checkpoint"):
+        self.add_error(kind, error)
+        self.reasons.append(str(error))
+        return self.finish(())
+
+
 class _ZipCheck(_Check):
     kind, no_crc = "zip", NOT_CHECKED
 
     def report(self):
-        survey = self.survey = ZipSurvey(self.source)
+        try:
+            survey = self.survey = ZipSurvey(self.source)
+        except NoDirectory as error:
+            self.add_error("no_directory", error)
+            self.reasons.append(str(error))
+            return self.finish(())
+        except FormatError as error:  # an archive of something else
+            return _NoCheckpoint(self.source).report(error)
         self.records, self.damage, self.notes = survey.records, survey.damage, survey.notes
         self.bad, self.states = survey.bad, dict.fromkeys(survey.bad, DAMAGED)
         self.read_records([row for row in survey.rows if row not in survey.bad])

@@ -21,8 +21,8 @@ from .containers.zip import (
     parse_version,
 )
 from .dtypes import CODE_BY_STORAGE, DTYPES, QUANTIZED, SUB_BYTE_NAMES
-from .rebuild import QSCHEMES
 from .records import DEFLATED, STORED
+from .torch_rows import QSCHEMES
 
 OPCODES = b".(\x80c\x81Rbaesut\x85\x86\x87)]}\x8fN\x88\x89JKM\x8aGXUQhjqr"  # all of protocol 2 that state dicts need
 # Names of Python 2 modules stand for those of today.

@@ -172,6 +172,7 @@ def _shown(name):
 def _error(source, offset, problem, *, cut=False):
     return FormatError(
         f"{source.name}: tar archive, byte {offset}: {problem}; the file is {'truncated' if cut else 'damaged'}",
+        cut=cut,
         path=source.name,
         offset=offset,
     )

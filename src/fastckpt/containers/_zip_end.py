@@ -100,7 +100,7 @@ def read_end(tail, at):
     """Read the end record at ``at`` with the zip64 records before it; FormatError where they are of no use."""
     record = _zip.end_record(tail.bytes(at, END_NBYTES), 0)
     if record is None:
-        raise _error(tail, at, "the end record is cut off; the file is truncated")
+        raise _error(tail, at, "the end record is cut off; the file is truncated", cut=True)
     *numbers, comment_nbytes = record
     stop, bias = at, None
     wide = _read_end_64(tail, at)
@@ -127,6 +127,7 @@ def read_end(tail, at):
             at,
             f"the end record says that {nbytes} bytes of directory lie before it, there are {stop}; "
             f"the file is truncated or damaged",
+            cut=True,
         )
     directory, bias, rival = _place(tail, at, stop, nbytes, offset, count, bias)
     return End(
@@ -229,6 +230,7 @@ def _place(tail, at, stop, nbytes, offset, count, bias):
         f"the end record says that the directory is at byte {offset}, "
         + (f"it is at byte {nearest}" if claims else "there is none")
         + "; bytes of the file are missing or damaged",
+        cut=True,
     )
 
 
@@ -244,7 +246,7 @@ def _begins_shifted(tail, directory, shift):
 
 def _no_end(source, tail):
     """What to say of a file without any end record."""
-    from .sniff import text_damage
+    from .sniff import DECODED, TRANSLATED, text_damage
 
     if (damage := text_damage(tail.data)) is None:
         # Preallocating downloaders leave a file of the right size whose end was never written.
@@ -254,14 +256,16 @@ def _no_end(source, tail):
             damage = f"truncated after {source.nbytes} bytes; copy or download it again"
     return FormatError(
         f"{source.name}: a ZIP archive without its end record: the file is {damage}",
+        cut=damage not in (TRANSLATED, DECODED),
         path=source.name,
         offset=source.nbytes,
     )
 
 
-def _error(tail, at, message):
+def _error(tail, at, message, *, cut=False):
     return FormatError(
         f"{tail.source.name}: end of ZIP archive, byte {at}: {message}",
+        cut=cut,
         path=tail.source.name,
         offset=at,
     )

@@ -149,7 +149,7 @@ class LegacyContainer:
         if status > 0:
             raise OSError(status, os.strerror(status), self.source.name)
         if status:
-            raise self.source.short(int(offset[row]), COUNT_NBYTES, 0)
+            raise self.source.short(int(offset[row]), COUNT_NBYTES)
         return None, 0
 
     def locate(self, rows):

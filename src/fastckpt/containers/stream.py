@@ -80,6 +80,7 @@ class PickleStream:
         return FormatError(
             f"{self.source.name}: {what} at byte {self.offset} takes {nbytes} bytes, {self.end - self.offset} are left; "
             f"the file is cut short, an interrupted copy or download?",
+            cut=True,
             path=self.source.name,
             record=record,
             offset=self.offset,

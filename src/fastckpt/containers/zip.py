@@ -186,7 +186,7 @@ class ZipContainer:
         if status > 0:
             return OSError(status, os.strerror(status), self.source.name)
         if status == _zip_local.LOCAL_SHORT:
-            return self.source.short(at, LOCAL_NBYTES, max(0, self.source.nbytes - at))
+            return self.source.short(at, LOCAL_NBYTES)
         head = bytes(self.source.read(at, LOCAL_NBYTES))
         if status == _zip_local.LOCAL_SIGNATURE:
             problem = f"a local header (50 4b 03 04) should be there, found is {head[:4].hex(' ')}"

@@ -9,6 +9,7 @@ import os
 
 import numpy as np
 
+from .. import _zip_render
 from ._zip_end import END_64_NBYTES, END_NBYTES, LOCATOR_NBYTES, MAX16, MAX32
 
 MOST_ALIGNMENT = 1 << 16  # an extra field holds no more
@@ -16,20 +17,15 @@ ALIGNMENT = 64  # bytes; every record's data begins at a multiple of it
 SERIALIZATION_ID = ".data/serialization_id"
 SERIALIZATION_ID_NBYTES = 40
 
-UTF8_NAME, DESCRIPTOR_FOLLOWS = 0x0800, 0x0008
-PADDING = b"FB"  # the extra field that aligns the data
-PADDING_HEAD_NBYTES = 4
+DESCRIPTOR_FOLLOWS = 0x0008  # a flag of headers
+PADDING_HEAD_NBYTES = 4  # of the extra field that aligns the data
 ZIP64 = 1  # the extra field with 64-bit sizes and offset
-# APPNOTE 4.3.7, 4.3.12, 4.3.9
+# APPNOTE 4.3.7
 LOCAL = np.dtype(
     [("signature", "S4"), ("needed", "<u2"), ("flags", "<u2"), ("method", "<u2"), ("time", "<u4"), ("crc32", "<u4"),
      ("stored", "<u4"), ("nbytes", "<u4"), ("name_nbytes", "<u2"), ("extra_nbytes", "<u2")]
 )  # fmt: skip
-CENTRAL = np.dtype(
-    [("signature", "S4"), ("made_by", "<u2"), *[(name, LOCAL[name]) for name in LOCAL.names[1:]],
-     ("comment_nbytes", "<u2"), ("disk", "<u2"), ("internal", "<u2"), ("external", "<u4"), ("header", "<u4")]
-)  # fmt: skip
-DESCRIPTOR = np.dtype([("signature", "S4"), ("crc32", "<u4"), ("stored", "<u4"), ("nbytes", "<u4")])
+CENTRAL_NBYTES = 46
 END_RECORDS_NBYTES = END_64_NBYTES + LOCATOR_NBYTES + END_NBYTES
 
 
@@ -47,12 +43,13 @@ class ZipLayout:
         """
         if not 1 <= alignment <= MOST_ALIGNMENT:
             raise ValueError(f"alignment={alignment}: 1 to {MOST_ALIGNMENT} bytes are possible")
-        self.names = [name.encode("utf-8", "surrogateescape") for name in names]
+        names = [name.encode("utf-8", "surrogateescape") for name in names]
         self.nbytes = np.array(nbytes, dtype=np.int64)
         self.alignment = alignment
-        if len(self.names) != len(self.nbytes):
-            raise ValueError(f"{len(self.names)} names for {len(self.nbytes)} records")
-        self._name_nbytes = np.array([len(name) for name in self.names], dtype=np.int64)
+        if len(names) != len(self.nbytes):
+            raise ValueError(f"{len(names)} names for {len(self.nbytes)} records")
+        self._name_nbytes = np.array([len(name) for name in names], dtype=np.int64)
+        self._names = b"".join(names)
         if self._name_nbytes.max(initial=0) > MAX16:
             raise ValueError(f"a record's name has {self._name_nbytes.max()} bytes, {MAX16} fit")
         if self.nbytes.min(initial=0) < 0 or self.nbytes.sum(dtype=np.float64) > 2.0**62:
@@ -92,85 +89,52 @@ class ZipLayout:
         self._padding = self.offset - self.header - head
 
     def _directory_nbytes(self):
-        return int((CENTRAL.itemsize + self._name_nbytes + self._zip64_nbytes).sum())
+        return int((CENTRAL_NBYTES + self._name_nbytes + self._zip64_nbytes).sum())
+
+    def columns(self, crc32, address=0):
+        """What ``render`` and ``frames`` go by: ``crc32`` are the checksums of the records, ``address`` (0: elsewhere) says where
+        the content of each lies."""
+        count = len(self.nbytes)
+        names = np.cumsum(self._name_nbytes) - self._name_nbytes
+        wide = self._large + 2 * self._far
+        columns = (
+            self.header,
+            self.offset,
+            self.nbytes,
+            names,
+            self._name_nbytes,
+            wide,
+            crc32,
+            address,
+        )
+        return np.array([np.broadcast_to(column, count) for column in columns], dtype=np.int64)
+
+    def render(self, columns, begin, end):
+        """The archive's bytes from ``begin`` to ``end``, each the beginning or the end of a record, of its data, or of all: headers,
+        descriptors, and data that has an address."""
+        count = len(self.nbytes)
+        row = int(np.searchsorted(self.end, begin, side="right"))
+        data = _zip_render.render(columns, self._names, count, row, begin, min(end, self.directory))
+        if end > self.directory:
+            data += _zip_render.directory(columns, self._names, count) + self._end_records()
+        return data
 
     def frames(self, crc32):
         """What stands around the data: (offset, bytes) in ascending order, one more than there are records.
 
         The first begins the archive, the last ends it. ``crc32`` are the checksums of the records.
         """
-        crc32 = np.asarray(crc32, dtype=np.int64)
+        columns = self.columns(crc32)
         starts = [0, *(self.offset + self.nbytes).tolist()]
-        before = [b"", *self._descriptors(crc32)]
-        behind = [*self._local_headers(), self._directory(crc32) + self._end_records()]
+        stops = [*self.offset.tolist(), self.total]
         return [
-            (at, descriptor + header)
-            for at, descriptor, header in zip(starts, before, behind, strict=True)
+            (start, self.render(columns, start, stop))
+            for start, stop in zip(starts, stops, strict=True)
         ]
-
-    def _flags(self):
-        return np.where(self.nbytes > 0, UTF8_NAME | DESCRIPTOR_FOLLOWS, UTF8_NAME)
-
-    def _local_headers(self):
-        """The local header of each record with its padding: sizes and checksum are 0, the descriptor has them."""
-        fixed = np.zeros(len(self.names), dtype=LOCAL)
-        fixed["signature"] = b"PK\3\4"
-        fixed["flags"] = self._flags()
-        fixed["name_nbytes"] = self._name_nbytes
-        fixed["extra_nbytes"] = self._extra_nbytes
-        paddings = {
-            n: PADDING + n.to_bytes(2, "little") + b"Z" * n for n in set(self._padding.tolist())
-        }
-        return [
-            head + name + extra + paddings[n]
-            for head, name, extra, n in zip(
-                _rows(fixed),
-                self.names,
-                self._zip64_extras(stored=False),
-                self._padding.tolist(),
-                strict=True,
-            )
-        ]
-
-    def _zip64_extras(self, *, stored):
-        """The zip64 field of each record, b"" where none is needed; a local header has 0 for the ``stored`` size."""
-        extras = [b""] * len(self.names)
-        for row in np.flatnonzero(self._large | self._far):
-            nbytes = int(self.nbytes[row])
-            numbers = [nbytes, nbytes * stored] if self._large[row] else []
-            numbers += [int(self.header[row])] if self._far[row] else []
-            data = b"".join(number.to_bytes(8, "little") for number in numbers)
-            extras[row] = b"".join(n.to_bytes(2, "little") for n in (ZIP64, len(data))) + data
-        return extras
-
-    def _descriptors(self, crc32):
-        """What follows the data of each record: checksum and sizes, nothing where there is no data."""
-        fixed = np.zeros(len(self.names), dtype=DESCRIPTOR)
-        fixed["signature"] = b"PK\7\10"
-        fixed["crc32"] = crc32
-        fixed["stored"] = fixed["nbytes"] = np.minimum(self.nbytes, MAX32)
-        rows = _rows(fixed)
-        for row in np.flatnonzero(self._large | self._far):
-            rows[row] = rows[row][:8] + 2 * int(self.nbytes[row]).to_bytes(8, "little")
-        for row in np.flatnonzero(self.nbytes == 0):
-            rows[row] = b""
-        return rows
-
-    def _directory(self, crc32):
-        entries = np.zeros(len(self.names), dtype=CENTRAL)
-        entries["signature"] = b"PK\1\2"
-        entries["flags"] = self._flags()
-        entries["crc32"] = crc32
-        entries["stored"] = entries["nbytes"] = np.where(self._large, MAX32, self.nbytes)
-        entries["name_nbytes"] = self._name_nbytes
-        entries["extra_nbytes"] = self._zip64_nbytes
-        entries["header"] = np.where(self._far, MAX32, self.header)
-        parts = zip(_rows(entries), self.names, self._zip64_extras(stored=True), strict=True)
-        return b"".join([part for entry in parts for part in entry])
 
     def _end_records(self):
         """zip64 end record, its locator, and the plain end record: torch writes all three, always."""
-        count, nbytes, at = len(self.names), self._directory_nbytes(), self.directory
+        count, nbytes, at = len(self.nbytes), self._directory_nbytes(), self.directory
 
         def field(width, *numbers):
             most = 256**width - 1
@@ -182,12 +146,6 @@ class ZipLayout:
             + b"PK\6\7" + field(4, 0) + field(8, at + nbytes) + field(4, 1)
             + b"PK\5\6" + field(2, 0, 0, count, count) + field(4, nbytes, at) + field(2, 0)
         )  # fmt: skip
-
-
-def _rows(table):
-    """The bytes of each row of a structured array."""
-    data, nbytes = table.tobytes(), table.itemsize
-    return [data[at : at + nbytes] for at in range(0, len(data), nbytes)]
 
 
 def data_offset(header, name_nbytes, nbytes, alignment=ALIGNMENT):

@@ -12,6 +12,7 @@ from ..checkpoint import open as open_checkpoint
 from ..errors import UnsupportedError
 from ..limits import Limits
 from ..loading import load
+from ..near_names import not_found
 from ..rows import Rows
 from ..selection import chooser, dotted
 from ..sharded import ShardedCheckpoint
@@ -78,8 +79,10 @@ class CheckpointReader(Reader):
         missing = [name for name in listed if name not in names]
         try:
             if missing:
-                raise KeyError(f"not in the checkpoint: {', '.join(missing[:10])}")
+                raise not_found(missing, names)
             chosen = [name for name in checkpoint if wanted(dotted_name(name))]
+            if not chosen and names and isinstance(self.keys, str):
+                raise not_found(self.keys, names, pattern=True)
             if not chosen:
                 raise ValueError(
                     f"{checkpoint.source.name}: there are no tensors{' that keys= chooses' if names else ''}"

@@ -68,21 +68,22 @@ class Fetch:
         if last - first > 1:
             indices, sizes = order.joined(first, last)
             try:
-                found = self.read(indices)
+                parts = self._parts(self.read(indices), indices, sizes)
             except self.catches:
                 pass  # it is met again below, by the batch that it belongs to
             else:
-                return self._each(found, indices, sizes)
+                return [self._outcome(self._finish, *part) for part in parts]
         return [self._outcome(self._read_one, order[batch]) for batch in range(first, last)]
 
-    def _each(self, found, indices, sizes):
-        outcomes, start = [], 0
+    def _parts(self, found, indices, sizes):
+        """[(what was read of it, its indices)] for each batch."""
+        parts, start = [], 0
         for size in sizes:
             end = start + size
             part = self.reader.cut_batch(found, start, end) if self.stacked else found[start:end]
-            outcomes.append(self._outcome(self._finish, part, indices[start:end]))
+            parts.append((part, indices[start:end]))
             start = end
-        return outcomes
+        return parts
 
     def _read_one(self, indices):
         return self._finish(self.read(indices), indices)

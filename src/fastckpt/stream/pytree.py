@@ -13,9 +13,11 @@ from .._pickler import dump
 from .._spec import Global, storage_spec, tensor_spec
 from .._unpickler import unpickle
 from ..dtypes import CODE_BY_NAME, QUANTIZED
-from ..errors import FormatError, LimitError, UnsupportedError, unsafe_name
+from ..errors import FormatError, LimitError, UnsupportedError
 from ..nodes import MISSING, Opaque, TensorNode, short
-from ..rebuild import FACTORIES
+from ..python_rows import FACTORIES
+from ..refusal import unsafe_name
+from ..stand_ins import refusing
 from .contents import Contents, bounded, error
 from .layout import Layout
 from .sending import Outgoing
@@ -44,10 +46,10 @@ def write(obj, *, pickle_protocol=2, **_):
 
     Raises UnsupportedError for tensors that are more than strided memory.
     """
-    import torch
     from torch.utils._pytree import tree_flatten
 
     from ..blocks import Block
+    from ..needs_torch import torch
 
     leaves, treespec = tree_flatten(obj)
     storages, address, blocks = [], [], {}
@@ -64,7 +66,7 @@ def write(obj, *, pickle_protocol=2, **_):
             )
         elif torch.is_storage(leaf) or isinstance(leaf, torch.storage.TypedStorage):
             raise unfit(i, "a bare storage")
-    pickled = dump((leaves, treespec), pickle_protocol, foreign=PEERS_NAME)
+    pickled = dump((leaves, treespec), pickle_protocol, refusing(leaves), foreign=PEERS_NAME)
     head = len(pickled).to_bytes(LENGTH_NBYTES, "little", signed=True) + pickled
     layout = Layout([storage.nbytes() for storage in storages])
     return Outgoing(head, np.array(address, dtype=np.int64), layout, blocks, storages)
@@ -72,7 +74,7 @@ def write(obj, *, pickle_protocol=2, **_):
 
 def check_plain(i, tensor):
     from ..describing import is_quantized
-    from ..into import PLAIN_TENSORS
+    from ..filling import PLAIN_TENSORS
 
     plain = type(tensor) in PLAIN_TENSORS and str(tensor.layout) == "torch.strided"
     if not plain or tensor.is_nested or tensor.is_meta or is_quantized(tensor.dtype):

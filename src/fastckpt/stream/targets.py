@@ -1,13 +1,13 @@
 """out=: a stream into tensors that are there, straight into their memory where it takes the bytes as they come."""
 
-import torch
-
 from .._spec import StorageRef
 from .._tree import leaves, named_leaves, substitute
 from ..dtypes import DTYPES
 from ..errors import ChecksumError, UnsupportedError
-from ..into import overwritten, plan_dict, takes_bytes
+from ..filling import crowded, overwritten, takes_bytes
+from ..into import plan_dict
 from ..lazy import core_of, dtype_of, plain_spec, shape_of
+from ..needs_torch import torch
 from ..plan import root_of, roots_of, with_bytes
 from ..selection import index_of, names_of
 from .receiving import StreamReader
@@ -45,15 +45,18 @@ def misfit(copy):
         )
     if str(target.dtype) != dtype:
         return f"dtype mismatch for {name}: {dtype} arrives, the tensor there is of {target.dtype}."
-    if target.is_meta:
-        return f"{name} is on the meta device, and has no memory."
-    if any(n > 1 and step == 0 for n, step in zip(target.shape, strides(target), strict=True)):
+    if target.layout is not torch.strided or target.is_nested:
+        return f"{name} is a strided tensor, the one there is {'nested' if target.is_nested else target.layout}."
+    if target.is_meta or target.untyped_storage().device.type == "meta":  # a fake tensor, say
+        return f"{name} is a tensor without memory."
+    if any(n > 1 and step == 0 for n, step in zip(target.shape, target.stride(), strict=True)):
         return f"{name} is expanded: its elements share their memory."
     return None
 
 
-def strides(tensor):
-    return tensor.stride() if tensor.layout is torch.strided else [1] * tensor.dim()
+def looks_alike(a, b):
+    """Whether two tensors that take the same bytes have the same elements then."""
+    return (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
 
 
 class TargetReader(StreamReader):
@@ -104,6 +107,11 @@ class TargetPlan:
         by_storage = {}
         for copy in copies:
             by_storage.setdefault(root_of(copy.lazy.spec.storage).index, []).append(copy)
+        self._crowded = crowded(
+            (self._part(copy), copy.target)
+            for copy in copies
+            if takes_bytes(copy.target, copy.lazy.spec)
+        )
         storages = with_bytes(roots_of(unpickled.storages))
         self.wanted = [
             storage
@@ -113,6 +121,12 @@ class TargetPlan:
         for storage in self.wanted:
             self._staged[self.rows[storage.key]] = storage, by_storage.get(storage.index, ())
 
+    def _part(self, copy):
+        """(row of the record, first byte in it, nbytes) of a tensor that arrives."""
+        spec = copy.lazy.spec
+        start = spec.storage.offset + spec.offset * spec.itemsize
+        return self.rows[root_of(spec.storage).key], start, spec.nbytes
+
     def _kept(self, unpickled):
         """Storages that something else than a tensor of ``out`` lies in."""
         keep = {root_of(t.storage).index for t in unpickled.tensors if t.index not in self.first}
@@ -121,25 +135,28 @@ class TargetPlan:
 
     def _goes_straight(self, storage, by_storage):
         """Plan the parts of a record; False where it has to go through memory of its own."""
-        taken, parts = {}, []
+        taken, parts, late = {}, [], []
         for copy in by_storage.get(storage.index, ()):
             spec, target = copy.lazy.spec, copy.target
             if not spec.numel:
                 continue
-            if not takes_bytes(target, spec):
+            part = self._part(copy)
+            if not takes_bytes(target, spec) or part in self._crowded:
                 return False
-            part = spec.storage.offset + spec.offset * spec.itemsize, spec.nbytes
-            if part not in taken:
-                taken[part] = copy
-                parts.append((*part, target.data_ptr()))
-            elif taken[part].target.data_ptr() != target.data_ptr():
-                self.late.append((copy, taken[part]))
+            first = taken.setdefault(part, copy)
+            if first is copy:
+                parts.append((*part[1:], target.data_ptr()))
+            elif not looks_alike(first.target, target):
+                return False
+            elif first.target.data_ptr() != target.data_ptr():
+                late.append((copy, first))
         parts.sort()
         ends = [start + nbytes for start, nbytes, _ in parts]
         if any(end > start for end, (start, _, _) in zip(ends, parts[1:], strict=False)):
             return False
         row = self.rows[storage.key]
         self.parts[row], self._direct[row] = parts, list(taken.values())
+        self.late += late
         return True
 
     def fill(self, row, bridge):

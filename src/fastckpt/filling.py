@@ -1,0 +1,219 @@
+"""Tensors of a checkpoint into memory that is there already: straight, in one parallel fill, or through a chunk."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ._crc32 import crc32
+from .dtypes import DTYPES
+from .errors import ChecksumError
+from .lazy import LazyTensor
+from .materialize import fill, mismatch
+from .needs_torch import torch
+from .plan import root_of
+from .records import NO_CRC, STORED, Records
+
+PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.nn.Parameter))
+# Memory that a tensor passes through on its way, where it cannot be read straight into its place.
+CHUNK = 8 << 20
+
+
+class Copy(NamedTuple):
+    """One tensor of the file, and the one that takes its values."""
+
+    name: str
+    lazy: LazyTensor
+    target: torch.Tensor
+
+
+def fill_parts(parts, copies, progress):
+    """Fill from each of the files that a checkpoint consists of, one after the other."""
+    total = sum(copy.lazy.nbytes for copy in copies)
+    by_part = {id(part): [] for part in parts}
+    for copy in copies:
+        by_part[id(copy.lazy.checkpoint)].append(copy)
+    touched, done = [], 0
+    for part in parts:
+        filling = _Filling(part, progress, done, total)
+        filling.run(by_part[id(part)], touched)
+        done = filling.done
+
+
+class _Filling:
+    """Reads what goes straight into its place in one parallel fill, and the rest in chunks.
+
+    ``done`` bytes of ``total`` were read before.
+    """
+
+    def __init__(self, checkpoint, progress, done, total):
+        self.checkpoint, self.progress = checkpoint, progress
+        self.done, self.total = done, total
+
+    def run(self, copies, touched):
+        """Fill; ``touched`` are the names of tensors that were overwritten, to which these are added."""
+        parts = [(self.part_of(copy) if self.fits(copy) else None, copy) for copy in copies]
+        apart = crowded((part, copy.target) for part, copy in parts if part)
+        direct = [(part, copy) for part, copy in parts if part and part not in apart]
+        others = [copy for part, copy in parts if not part or part in apart]
+        touched += [copy.name for _, copy in direct]
+        try:
+            self.fill_direct(direct)
+            for copy in others:
+                self.copy(copy, touched)
+        except ChecksumError as error:
+            raise overwritten(error, touched) from None
+
+    def fits(self, copy):
+        """Whether the bytes in the file are those of the target, in the same order."""
+        spec = copy.lazy.spec
+        if spec is None or self.checkpoint.swapped or self.checkpoint.map_file:
+            return False
+        if not takes_bytes(copy.target, spec):
+            return False
+        row = self.checkpoint.row_of(root_of(spec.storage))
+        return self.checkpoint.contents.records.method[row] == STORED
+
+    def part_of(self, copy):
+        """(row of the record, first byte in it, nbytes) of a tensor."""
+        spec = copy.lazy.spec
+        start = spec.storage.offset + spec.offset * spec.itemsize
+        return self.checkpoint.row_of(root_of(spec.storage)), start, spec.nbytes
+
+    def fill_direct(self, copies):
+        """Fill the targets of (part, copy)."""
+        contents = self.checkpoint.contents
+        # tied tensors are read once
+        places = {(*part, copy.target.data_ptr()) for part, copy in copies}
+        if not places:
+            return
+        records = contents.records
+        rows, inside, nbytes, address = map(list, zip(*sorted(places), strict=True))
+        crcs = [
+            int(records.crc32[row]) if n == records.nbytes[row] else NO_CRC
+            for row, n in zip(rows, nbytes, strict=True)
+        ]
+        wanted = Records(
+            [records.names[row] for row in rows],
+            records.offset[rows] + np.array(inside),
+            nbytes,
+            crc32=crcs,
+        )
+        fill(
+            contents.source, wanted, np.arange(len(rows)), np.array(address, dtype=np.int64),
+            [copy.target for _, copy in copies],
+            verify=self.checkpoint.verifies, threads=self.checkpoint.threads,
+            progress=(lambda n, _: self.progress(self.done + n, self.total)) if self.progress else None,
+        )  # fmt: skip
+        for _, copy in copies:  # so that autograd notices, as it does of copy_
+            torch.autograd.graph.increment_version(copy.target)
+        self.done += sum(nbytes)
+
+    def copy(self, copy, touched):
+        """Through a chunk: another dtype, order, device or layout."""
+        lazy, target = copy.lazy, copy.target
+        plain = lazy.spec is not None and type(target) in PLAIN_TENSORS
+        chunks = list(chunks_of(lazy.shape, lazy.spec.itemsize)) if plain else []
+        if len(chunks) > 1:
+            touched.append(copy.name)
+            self.copy_chunks(copy, chunks)
+        else:  # read whole, and verified, before the target is touched
+            target.copy_(lazy[...] if plain else lazy.read())
+            touched.append(copy.name)
+        self.tell(lazy.nbytes)
+
+    def copy_chunks(self, copy, chunks):
+        """Some rows at a time; their bytes are summed on the way where they are the record's, one behind the other."""
+        lazy, target = copy.lazy, copy.target
+        spec, records = lazy.spec, self.checkpoint.contents.records
+        row = self.checkpoint.row_of(root_of(spec.storage))
+        expected = int(records.crc32[row])
+        ordered = (
+            self.checkpoint.verifies
+            and expected > 0
+            and spec.nbytes == records.nbytes[row]
+            and records.method[row] == STORED
+            and not (self.checkpoint.swapped or spec.conj or spec.neg)
+            and is_contiguous(spec.shape, spec.stride)
+        )
+        actual = 0
+        for index in chunks:
+            part = lazy[index]
+            if ordered:
+                actual = crc32(part.detach().reshape(-1).view(torch.uint8).numpy(), actual)
+            target[index].copy_(part)
+        if ordered and actual != expected:
+            raise mismatch(self.checkpoint.source, records, row, actual, expected)
+
+    def tell(self, nbytes):
+        self.done += nbytes
+        if self.progress:
+            self.progress(self.done, self.total)
+
+
+def crowded(parts):
+    """The parts of a file that are wanted where another is wanted, too: read at the same time, they would mix.
+
+    ``parts`` yields (part, tensor that takes its bytes), where a part is anything to tell them apart by.
+    """
+    spans = sorted({(t.data_ptr(), t.data_ptr() + t.nbytes, part) for part, t in parts if t.nbytes})
+    found, reach, last = (
+        set(),
+        0,
+        None,
+    )  # how far the spans so far reach, and the one that reaches there
+    for span in spans:
+        begin, end, part = span
+        if begin < reach:
+            found |= {part, last[2]}
+        if end > reach:
+            reach, last = end, span
+    return found
+
+
+def takes_bytes(target, spec):
+    """Whether a tensor's memory takes the bytes of ``spec`` as they lie there, all of them and nothing else."""
+    # A subclass, such as a DTensor, may have its memory elsewhere, or none.
+    if type(target) not in PLAIN_TENSORS or target.layout is not torch.strided:
+        return False
+    if target.is_nested or not target.data_ptr():
+        return False
+    same = (
+        str(target.dtype) == f"torch.{DTYPES[spec.dtype].name}" and target.stride() == spec.stride
+    )
+    plain = target.device.type == "cpu" and not (
+        target.is_conj() or target.is_neg() or spec.conj or spec.neg
+    )
+    return same and plain and 0 < spec.numel == spec.extent
+
+
+def overwritten(error, names):
+    """The same error, with the tensors that were filled before it was noticed."""
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    where = {"path": error.path, "record": error.record, "offset": error.offset}
+    message = f"{error}; overwritten already: {shown or 'nothing'}"
+    return ChecksumError(message, expected=error.expected, actual=error.actual, **where)
+
+
+def is_contiguous(shape, stride):
+    expected = 1
+    for size, step in zip(reversed(shape), reversed(stride), strict=True):
+        if size != 1 and step != expected:
+            return False
+        expected *= size
+    return True
+
+
+def chunks_of(shape, itemsize):
+    """Indices that cut a tensor into parts of at most CHUNK bytes, in the order of its elements."""
+    inner = itemsize
+    axis = len(shape)
+    while axis and inner * shape[axis - 1] <= CHUNK:
+        axis -= 1
+        inner *= shape[axis]
+    if not axis:
+        yield (...,)
+        return
+    step = max(1, CHUNK // inner)
+    for outer in np.ndindex(*shape[: axis - 1]):
+        for start in range(0, shape[axis - 1], step):
+            yield (*outer, slice(start, start + step))

@@ -1,0 +1,95 @@
+"""docs/api.md: every public name has its place there, with the signature of the code, and the examples run."""
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import fastckpt
+from fastckpt import data
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
+pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the pages are not part of an sdist")
+TEXT = PAGE.read_text() if PAGE.exists() else ""
+FLAT = " ".join(TEXT.split())
+
+NAMES = [name for name in fastckpt.__all__ if name not in ("data", "stream", "__version__")]
+NAMES += [f"data.{name}" for name in data.__all__]
+NAMES += [f"stream.{name}" for name in ("dump", "load", "iter")]
+# They are made by others, and not called.
+UNCALLED = [
+    name for name in NAMES if re.search("Report|Check|Finding|LazyTensor|Opaque|Error", name)
+]
+UNCALLED.remove("data.CheckpointReader")
+UNCALLED.remove("data.IntegrityReport")
+
+
+def find(name):
+    found = fastckpt
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_has_its_place(name):
+    heading, row = f"\n### {name}\n", rf"\n\| `{re.escape(name)}[`(]"
+    assert heading in TEXT or re.search(row, TEXT)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in UNCALLED])
+def test_signatures(name):
+    signature = inspect.signature(find(name))
+    parameters = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
+    expected = str(signature.replace(parameters=parameters, return_annotation=signature.empty))
+    prefix = "" if name.startswith("data.") else "fastckpt."
+    assert f"{prefix}{name}{expected}" in FLAT
+
+
+def sections():
+    """{name: what the page says of it} of the classes."""
+    parts = re.split(r"^#{2,3} (.*)\n", TEXT, flags=re.MULTILINE)
+    said = dict(zip(parts[1::2], parts[2::2], strict=True))
+    return {
+        name: text for name, text in said.items() if inspect.isclass(getattr(fastckpt, name, None))
+    }
+
+
+@pytest.mark.parametrize("name", sections())
+def test_members_that_it_names_are_there(name):
+    cls = getattr(fastckpt, name)
+    text = re.sub(r"^```.*?^```", "", sections()[name], flags=re.MULTILINE | re.DOTALL)
+    fields = {*getattr(cls, "__dataclass_fields__", ()), "name", "shape", "shards"}
+    members = re.findall(r"`\.(\w+)", text)
+    missing = [each for each in members if each not in fields and not hasattr(cls, each)]
+    assert not missing
+    assert members or name == "Limits"
+
+
+# What the line gives -> what stands there.
+SAYS = {
+    'state["epoch"]': 3,
+    'resume("model.pt", model, optimizer)': 4,
+    "report.ok, report.rating": (True, "known"),
+    'fastckpt.load("saved.pt")["epoch"]': 3,
+    "report.kept": ("model.weight", "model.bias"),
+    'fastckpt.open("small.pt").metadata': {"step": 1000},
+}
+
+
+def test_examples(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    examples = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+    assert len(examples) >= 10
+    names, said = {}, {}
+    for example in examples:
+        for statement in ast.parse(example).body:
+            if isinstance(statement, ast.Expr):
+                text = ast.unparse(statement)
+                said[text] = eval(text, names)
+            else:
+                exec(compile(ast.Module([statement], []), PAGE.name, "exec"), names)
+    for text, value in SAYS.items():
+        assert said[ast.unparse(ast.parse(text).body[0])] == value, text
