@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,7 @@ class ShardedReport:
     """
 
     name: str
-    shards: dict[str, VerifyReport | ScanReport]
+    shards: Mapping[str, VerifyReport | ScanReport]
     index_findings: tuple[Finding, ...]
     index_notes: tuple[Finding, ...]
 
@@ -53,7 +54,7 @@ class ShardedReport:
     @property
     def rating(self) -> str:
         """Of a scan: the worst that was found, "known", "unknown" or "dangerous". A shard that was not looked at is unknown."""
-        found = {report.rating for report in self.shards.values()}
+        found = {report.rating for report in self.shards.values()}  # type: ignore[union-attr]  # of a scan
         if DANGEROUS in found:
             return DANGEROUS
         return KNOWN if self.ok else UNKNOWN
