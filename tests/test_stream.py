@@ -751,3 +751,67 @@ def test_objects_that_never_end_are_refused_in_few_words(value, frame):
     with pytest.raises(fastckpt.CheckpointError) as raised:
         stream.load(io.BytesIO(data), torch.zeros(1) if frame == "native" else None)
     assert len(str(raised.value)) < 500
+
+
+@each_format
+def test_the_environment_trusts_no_sender(format, monkeypatch, tmp_path):
+    """torch's variable is about files."""
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    marker = tmp_path / "ran"
+    pickled = (
+        b"\x80\x02cos\nmkdir\nX"
+        + struct.pack("<I", len(str(marker)))
+        + str(marker).encode()
+        + b"\x85R."
+    )
+    with pytest.raises(fastckpt.CheckpointError):
+        stream.load(io.BytesIO(FRAMES[format](pickled)))
+    assert not marker.exists()
+
+
+def test_a_socket_that_is_closed_meanwhile(tmp_path):
+    """Whatever file gets its number: nothing is written into that."""
+    here, there = socket.socketpair()
+    number, victims = here.fileno(), []
+
+    def replace(done, total, name):
+        if not victims:
+            here.close()
+            victims.append(os.open(tmp_path / "victim", os.O_RDWR | os.O_CREAT))
+
+    received = threading.Thread(
+        target=lambda: [None for _ in iter(lambda: there.recv(1 << 20), b"")]
+    )
+    received.start()
+    try:
+        with pytest.raises(OSError, match="closed meanwhile"):
+            stream.dump(torch.zeros(20 << 20), here, progress=replace)
+        assert victims == [number]
+        assert os.fstat(number).st_size == 0
+    finally:
+        received.join(10)
+        there.close()
+        os.close(victims[0])
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket"])
+def test_no_descriptor_is_left(kind):
+    reading, writing = ENDS[kind]()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        stream.dump({"x": torch.ones(10)}, writing)
+        stream.load(reading)
+        stream.dump({"x": torch.ones(10)}, writing)
+        assert [name for name, _ in stream.iter(reading)] == ["x"]
+        stream.dump({"x": torch.ones(10)}, writing)
+        stream.iter(reading)  # and given up
+        reading, writing = replaced(kind, reading, writing)
+    assert len(os.listdir("/proc/self/fd")) == before
+    close(reading)
+    close(writing)
+
+
+def replaced(kind, *ends):
+    for end in ends:
+        close(end)
+    return ENDS[kind]()

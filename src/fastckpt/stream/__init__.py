@@ -56,11 +56,11 @@ def dump(
     check_progress(progress)
     if format not in FORMATS:
         raise ValueError(f"format={format!r} is invalid (expected one of: {', '.join(FORMATS)})")
-    outlet = open_outlet(f)
-    outgoing = FORMATS[format].write(obj, crc32=crc32, pickle_protocol=pickle_protocol)
-    with reporting(progress, outlet.name) as tell:
-        send(outlet, outgoing, tell)
-    outlet.flush()
+    with open_outlet(f) as outlet:
+        outgoing = FORMATS[format].write(obj, crc32=crc32, pickle_protocol=pickle_protocol)
+        with reporting(progress, outlet.name) as tell:
+            send(outlet, outgoing, tell)
+        outlet.flush()
 
 
 def load(
@@ -82,8 +82,8 @@ def load(
     out: tensors to fill instead of making new ones: a state dict, or anything else that holds tensors under the same names.
         Names, shapes and dtypes are compared before a byte is overwritten.
     strict: with ``out``, raise where names are missing or left over; with False they stay as they are, or are new.
-    weights_only: None means True, whatever the environment says: who sends is not who set it. False hands the pickle to Python's own unpickler: THE SENDER CAN THEN RUN ANY CODE. The format
-        "pytree" is always read as data.
+    weights_only: None means True, whatever the environment says of files. False hands the pickle to Python's own unpickler: THE
+        SENDER CAN THEN RUN ANY CODE. The format "pytree" is always read as data.
     map_location, pickle_module, framework, unknown: as for ``load`` of files.
     progress: True for a bar (tqdm's), or a callable(bytes done, bytes in all, name of the stream).
     limits: a Limits; ``stream_nbytes`` bounds the memory that is taken on a sender's word.
@@ -101,8 +101,7 @@ def load(
         raise TypeError(
             "out= says where tensors are: map_location, framework and unknown have no say"
         )
-    inlet = open_inlet(f)
-    with reporting(progress, inlet.name) as tell:
+    with open_inlet(f) as inlet, reporting(progress, inlet.name) as tell:
         contents = open_stream(inlet, limits, tolerant=not weights_only)
         options = {"limits": limits, "tell": tell}
         if out is not None:

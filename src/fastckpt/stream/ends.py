@@ -11,7 +11,7 @@ import select
 import socket
 
 from .._flow import ENDED
-from ..destination import Stream
+from ..destination import Stream, naming
 from ..errors import FormatError
 from ..source import ObjectReader, name_of
 
@@ -25,12 +25,32 @@ class EmptyStreamError(FormatError, EOFError):
 
 
 class Descriptor:
-    """A descriptor to read or write. One that would have to wait is waited for, a socket as long as its timeout says."""
+    """A descriptor to read or write. One that would have to wait is waited for, a socket as long as its timeout says.
+
+    It is a duplicate: whoever closes the caller's meanwhile, and opens a file that gets its number, has nothing written into that.
+    """
 
     def __init__(self, fd, name, owner=None, timeout=None):
-        self.fd, self.name = fd, name
-        self.owner = owner  # the object must not close it meanwhile
+        self.fd = -1
+        self.name, self.owner = name, owner
         self.timeout = timeout or None  # a socket that never waits (0) has to, here
+        with naming(name):
+            self.fd = os.dup(fd)
+
+    def close(self):
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
+            os.close(fd)
+
+    def __del__(self):  # of an iteration that is given up
+        self.close()
+
+    def check_open(self):
+        """Raise OSError where the object that it is of was closed."""
+        if self.owner is not None and (
+            self.owner.closed if isinstance(self.owner, io.FileIO) else self.owner.fileno() < 0
+        ):
+            raise OSError(errno.EBADF, "it was closed meanwhile", self.name)
 
     def wait(self, event):
         poll = select.poll()
@@ -44,6 +64,7 @@ class Descriptor:
             self.wait(event)
         elif status and status != errno.EINTR:
             raise OSError(status, os.strerror(status), self.name)
+        self.check_open()
 
 
 def descriptor_of(f):
@@ -78,6 +99,15 @@ class Inlet:
         self._ahead = memoryview(
             b""
         )  # bytes of this stream that were read with what came before them
+
+    def close(self):
+        """Let go of what this took for reading. Whose end it is stays open."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.close()
 
     def _some(self, view):
         """Read up to ``len(view)`` bytes; 0 where the stream has ended."""
@@ -141,6 +171,9 @@ class DescriptorInlet(Inlet):
     def __init__(self, descriptor):
         super().__init__(descriptor.name)
         self.descriptor = descriptor
+
+    def close(self):
+        self.descriptor.close()
 
     def _some(self, view):
         while True:
@@ -207,9 +240,28 @@ def open_inlet(f):
 # -- out
 
 
-class DescriptorOutlet:
+class Outlet:
+    """Takes a stream from front to back."""
+
+    def close(self):
+        """Let go of what this took for writing. Whose end it is stays open."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.close()
+
+    def flush(self):
+        """Let what is written go."""
+
+
+class DescriptorOutlet(Outlet):
     def __init__(self, descriptor):
         self.descriptor, self.name = descriptor, descriptor.name
+
+    def close(self):
+        self.descriptor.close()
 
     def write(self, data):
         """Write all of ``data``."""
@@ -228,11 +280,8 @@ class DescriptorOutlet:
             if tell:
                 tell(flow.done)
 
-    def flush(self):
-        """Let what is written go."""
 
-
-class ObjectOutlet:
+class ObjectOutlet(Outlet):
     """``write(data)`` takes all of it."""
 
     def __init__(self, f, write):
