@@ -15,7 +15,17 @@ RESULTS = Path(__file__).resolve().parent.parent / "asv_bench" / ".asv" / "resul
 # The parameters that become columns, and what each is compared with: the first that stands here.
 COMPARED = ("reader", "writer", "machine", "loader", "setting")
 FIRST = ("torch.load", "torch.load, mmap", "torch.save", "torch DataLoader", "default")
-FIRST += ("C pickle that makes nothing",)
+FIRST += (
+    "C pickle that makes nothing",
+    "litdata PyTreeLoader",
+    "litdata StreamingDataset",
+    "nvalchemi",
+    "zarr",
+)
+
+# Named where they are installed: whom rows of samples are compared with.
+PEERS = ("litdata", "nvalchemi-toolkit", "zarr")
+NOT_INSTALLED = "not installed"
 
 
 def newest():
@@ -123,6 +133,7 @@ def circumstances(path):
             f"huge pages: {huge_pages()}",
             f"Python {sys.version.split()[0]}",
             *(f"{name} {version_of(name)}" for name in ("torch", "safetensors", "numpy")),
+            *(f"{name} {version(name)}" for name in PEERS if version_of(name) != NOT_INSTALLED),
         ]
     )
 
@@ -140,7 +151,7 @@ def version_of(name):
     try:
         return version(name)
     except PackageNotFoundError:
-        return "not installed"
+        return NOT_INSTALLED
 
 
 def main():

@@ -1,11 +1,11 @@
-"""Dataset: checks, transforms, devices; and a training loop."""
+"""Dataset: checks, transforms, devices."""
 
 import pickle
 
 import pytest
 import torch
 
-from fastckpt.data import CheckpointReader, DataLoader, Dataset, Reader
+from fastckpt.data import DataLoader, Dataset, Reader
 from readers import Numbers, Stacked, batches_of, drain, values
 
 WORKERS = [0, 1, 3]
@@ -131,24 +131,3 @@ def test_cuda(workers):
     assert values(batches) == batches_of(1000, 10)
     [pinned, *_] = DataLoader(Stacked(10), 10, pin_memory=True)
     assert pinned["x"].is_pinned()
-
-
-# ---- training
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_training_loop(tmp_path, workers):
-    torch.manual_seed(0)
-    x = torch.randn(200, 4)
-    torch.save({"x": x, "y": x @ torch.tensor([1.0, -2, 3, 0.5])}, tmp_path / "train.pt")
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with CheckpointReader(tmp_path / "train.pt") as reader:
-        loader = DataLoader(Dataset(reader), 20, shuffle=True, seed=0, num_workers=workers)
-        for _ in range(15):
-            for batch in loader:
-                loss = torch.nn.functional.mse_loss(model(batch["x"])[:, 0], batch["y"])
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-    assert loss < 1e-3

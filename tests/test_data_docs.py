@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import litdatacraft
+from support import same
+
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "data.md"
 pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the pages are not part of an sdist")
 
@@ -14,6 +17,15 @@ pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the pages are not par
 SAYS = {
     'reader[3]["image"].shape': torch.Size([8, 8]),
     'reader.read_batch(range(64))["image"].shape': torch.Size([64, 8, 8]),
+    "reader[3]": {"x": torch.full((4,), 3.0), "label": 1, "name": "three"},
+    "batch['x'].shape, batch['label'].shape, len(batch['name'])": (
+        torch.Size([64, 4]),
+        torch.Size([64]),
+        64,
+    ),
+    "reader[-1]['y']": torch.tensor(999),
+    "batch['positions'].shape, batch['atoms_ptr'].tolist()": (torch.Size([7, 3]), [0, 4, 7]),
+    "graphs.check_integrity().ok": True,
     "len(both), both.locate(-1)": (7, (1, 0)),
     "len(good)": 49,
     "len(loader)": 10,
@@ -22,10 +34,24 @@ SAYS = {
 }
 
 
+def write_stores():
+    """What the page has from others: a folder of LitData's and a store of nvalchemi's."""
+    import zarrcraft
+
+    names = ["zero", "one", "two", "three"]
+    rows = [[torch.full((4,), float(i)), i % 2, names[i % 4]] for i in range(200)]
+    tree = dict.fromkeys(["x", "label", "name"])
+    formats = ["no_header_tensor:1", "int", "str"]
+    litdatacraft.write(Path("optimized"), formats, tree, rows, chunk=50)
+    zarrcraft.write("graphs.zarr", zarrcraft.graphs())
+
+
 def test_examples(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("zarr")
     monkeypatch.chdir(tmp_path)
+    write_stores()
     examples = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(examples) >= 8
+    assert len(examples) >= 11
     names, said = {}, {}
     for example in examples:
         for statement in ast.parse(example).body:
@@ -35,5 +61,5 @@ def test_examples(tmp_path, monkeypatch, capsys):
             else:
                 exec(compile(ast.Module([statement], []), PAGE.name, "exec"), names)
     for text, value in SAYS.items():
-        assert said[ast.unparse(ast.parse(text).body[0])] == value, text
+        same(value, said[ast.unparse(ast.parse(text).body[0])])
     assert "sample 5 cannot be read with 47 batches to come" in capsys.readouterr().out

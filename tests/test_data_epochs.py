@@ -11,6 +11,7 @@ import threading
 import weakref
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -313,6 +314,44 @@ def test_another_order_is_refused(other):
             iter(changed)
     changed.set_epoch(0)
     assert len(values(changed)) == len(changed)
+
+
+STATE = {
+    "epoch": 1,
+    "start": 2,
+    "batches": 7,
+    "crc32": 5,
+    "generator": None,
+    "seed": 1,
+    "sampler_epoch": None,
+}
+# What is no state for a loader, the loader, and what is said.
+NO_STATES = {
+    "none": (None, {"seed": 1}, "not a NoneType"),
+    "nothing in it": ({}, {"seed": 1}, "it has no epoch, start, batches"),
+    "a part": ({k: v for k, v in STATE.items() if k != "crc32"}, {"seed": 1}, "it has no crc32"),
+    "a fraction": (STATE | {"start": 3.5}, {"seed": 1}, "start=3.5"),
+    "negative": (STATE | {"start": -1}, {"seed": 1}, "start=-1"),
+    "a text": (STATE | {"epoch": "1"}, {"seed": 1}, "epoch='1'"),
+    "no seed": (STATE | {"seed": None}, {"seed": 1}, "it has no seed"),
+    "no generator": (STATE, {"generator": np.random.default_rng(1)}, "none of a generator"),
+    "torch's generator": (
+        STATE | {"seed": None, "generator": torch.Generator().get_state()}, {"generator": np.random.default_rng(1)}, "another kind of generator"
+    ),
+    "NumPy's generator": (
+        STATE | {"seed": None, "generator": np.random.default_rng(1).bit_generator.state}, {"generator": torch.Generator()}, "another kind of generator"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NO_STATES)
+def test_what_is_no_state_changes_nothing(case):
+    state, options, words = NO_STATES[case]
+    loader = DataLoader(Numbers(20), 3, shuffle=True, **options)
+    before = repr(loader.state_dict())
+    with pytest.raises(ValueError, match=words):
+        loader.load_state_dict(state)
+    assert repr(loader.state_dict()) == before
 
 
 def test_beginning_with_a_batch():

@@ -234,6 +234,46 @@ def test_samples_belong_to_the_caller(folder, expected):
         same(expected[5], other)
 
 
+@pytest.mark.parametrize("mmap", [False, True], ids=["read", "mapped"])
+def test_samples_stay_when_their_file_is_written_anew(folder, expected, mmap):
+    reader = LitDataReader(folder, mmap)
+    samples, batch = reader.read_many([3, 4]), reader.read_batch([5])
+    for chunk in folder.glob("chunk*"):
+        with open(chunk, "r+b") as f:
+            f.write(bytes(chunk.stat().st_size))
+    same(expected[3:5], samples)
+    same(collate(expected[5:6]), batch)
+
+
+@pytest.mark.parametrize("envelope", craft.ENVELOPES)
+def test_a_single_sample_decodes_no_other(tmp_path, envelope):
+    needs(envelope)
+    rows = [[bytes([i])] for i in range(20)]
+    path = craft.write(tmp_path / "set", ["jpeg"], [None], rows, chunk=10, envelope=envelope)
+    decoded = []
+    reader = LitDataReader(path, decoders={"jpeg": decoded.append}, **key_for(envelope))
+    for i in (3, 17, 3, -1, 4):
+        reader[i]
+    assert decoded == [bytes([i]) for i in (3, 17, 3, 19, 4)]
+
+
+def test_indices_are_those_of_a_list(folder, expected):
+    reader = LitDataReader(folder)
+    for _ in range(2):  # also where the chunk was used before
+        for i in (0, 11, 5, -1, -12, np.int64(6), torch.tensor(7), True):
+            same(expected[i], reader[i])
+        for i in (12, -13, 2**70):
+            with pytest.raises(IndexError, match=rf"index {i} .* there are 12 samples"):
+                reader[i]
+        for i in (1.0, "1", None):
+            with pytest.raises(TypeError, match="an index is a whole number"):
+                reader[i]
+        same(expected[3:7], reader[3:7])
+    reader.close()
+    with pytest.raises(ValueError, match="closed"):
+        reader[7]
+
+
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [
@@ -267,6 +307,16 @@ def test_rows_of_an_arrow_table(tmp_path, is_file, last):
     assert reader.read_many([4, 2, 4]) == [samples[i] for i in (4, 2, 4)]
     same(samples[8], reader[-1])
     same(collate(samples[3:6]), reader.read_batch(range(3, 6)))
+
+
+def test_an_arrow_table_without_pyarrow_is_an_error_that_says_so(tmp_path, monkeypatch):
+    """The same program writes such chunks where pyarrow is installed, and ordinary ones where it is not."""
+    pytest.importorskip("pyarrow")
+    (tmp_path / "c.bin").write_bytes(craft.arrow([{"a": 1}] * 3))
+    craft.write_index(tmp_path, [{"filename": "c.bin", "chunk_size": 3}], ["int"], {"a": None})
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pyarrow is not.*Arrow table.*extra 'arrow'"):
+        LitDataReader(tmp_path)[0]
 
 
 def test_an_arrow_table_of_another_length_is_an_error(tmp_path):
@@ -516,6 +566,12 @@ def litdata_rows(i):
     }  # fmt: skip
 
 
+def plain_rows(i):
+    """Samples that LitData stores as rows of an Arrow table."""
+    parts = {"l": [i] * (i % 3), "d": {"k": i / 2, "b": bytes(i)}, "r": [{"t": "u"}]}
+    return {"a": i, "s": "x" * i} | parts
+
+
 # of its own reading: of views that are read-only, and files that it leaves open
 LITDATA_WARNS = pytest.mark.filterwarnings(
     "ignore:The given buffer is not writable", "ignore::pytest.PytestUnraisableExceptionWarning"
@@ -580,15 +636,64 @@ def test_what_litdata_encrypts(tmp_path, level):
 @pytest.mark.parametrize("options", [{}, {"compression": "zstd"}], ids=["plain", "zstd"])
 def test_what_litdata_writes_as_rows_of_a_table(tmp_path, options):
     pytest.importorskip("pyarrow")
-    samples = [
-        {
-            "a": i,
-            "s": "x" * i,
-            "l": [i] * (i % 3),
-            "d": {"k": i / 2, "b": bytes(i)},
-            "r": [{"t": "u"}],
-        }
-        for i in range(10)
-    ]
+    samples = [plain_rows(i) for i in range(10)]
     write_with_litdata(tmp_path, samples, **options)
     same_samples(samples, list(LitDataReader(tmp_path)))
+
+
+@LITDATA_WARNS
+def test_every_element_type_and_container_that_litdata_writes(tmp_path):
+    tensors, arrays = sorted(set(craft.TENSORS) - {torch.bfloat16}, key=str), craft.ARRAYS
+
+    def one():
+        return torch.ones(1)
+
+    sample = {
+        "tensors": [
+            [(torch.arange(4) % 2).to(dtype).reshape(shape) for dtype in tensors]
+            for shape in [(4,), (2, 2)]
+        ],
+        "none": [torch.zeros(0), torch.zeros(0, 2), torch.tensor(5)],
+        "arrays": [
+            [(np.arange(4) % 2).astype(dtype).reshape(shape) for dtype in arrays]
+            for shape in [(4,), (2, 2)]
+        ],
+        # with a tensor in each, or they would be stored as JSON
+        "tuple": (1, (2.5, "x"), (), one()),
+        "ordered": collections.OrderedDict(b=1, a=(2, one())),
+        "default": collections.defaultdict(list, k=one()),
+        "deque": collections.deque([1, one()], 4),
+        "numbers": [2**63 - 1, -(2**63), float("inf"), True],
+        "texts": ["", "\u20ac"],
+        "none at all": b"",
+        "bytes": b"\0\xff",
+    }
+    write_with_litdata(tmp_path, [sample] * 5)
+    theirs = read_with_litdata(tmp_path)
+    ours = list(LitDataReader(tmp_path))
+    for want, got in zip(theirs, ours, strict=True):
+        assert list(want) == list(got)
+        for name, value in sample.items():  # LitData makes plain dicts of others
+            same(dict(value) if isinstance(value, dict) else value, got[name], name)
+
+
+@LITDATA_WARNS
+@pytest.mark.parametrize("top", [7, 1.5, "text", [1, 2], (1, "x"), torch.ones(2)], ids=repr)
+def test_samples_that_are_no_dicts_of_litdatas(tmp_path, top):
+    write_with_litdata(tmp_path, [top] * 5)
+    samples = list(LitDataReader(tmp_path))
+    assert len(samples) == 5
+    for sample in samples:
+        same(top, sample)
+
+
+@LITDATA_WARNS
+def test_pickles_and_pictures_that_litdata_writes(tmp_path):
+    image_module = pytest.importorskip("PIL.Image")
+    picture = image_module.new("RGB", (2, 3), (1, 2, 3))
+    write_with_litdata(tmp_path, [{"p": picture, "set": {1, i}} for i in range(5)])
+    with pytest.raises(UnsafePickleError, match=r"leaf 1 .*pickle"):
+        LitDataReader(tmp_path)
+    sample = LitDataReader(tmp_path, allow_pickle=True)[4]
+    assert sample["set"] == {1, 4}
+    assert picture.tobytes() in sample["p"]

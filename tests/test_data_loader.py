@@ -1,14 +1,17 @@
 """The loader: order, samplers, bounds, errors."""
 
+import gc
 import itertools
+import signal
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
 import torch
 
-from fastckpt.data import DataLoader, Dataset, stack
+from fastckpt.data import DataLoader, Dataset, stack, window
 from fastckpt.data.window import Window
 from readers import TIMEOUT, Gate, Numbers, Stacked, batches_of, drain, values
 
@@ -303,7 +306,75 @@ def test_a_huge_prefetch_allocates_nothing():
 
 def test_no_wake_up_is_lost():
     window = Window(lambda job: job, 20_000, 2, 2)
-    assert [window.next() for _ in range(20_000)] == list(range(20_000))
+    assert [taken(window) for _ in range(20_000)] == list(range(20_000))
+
+
+def taken(window):
+    """The result of the next job of a Window."""
+    job = window.next_out
+    result = window.get(job)
+    window.release(job)
+    return result
+
+
+def who_does_it(job):
+    return threading.current_thread().name
+
+
+class TestHelping:
+    """Over samples in memory the caller makes a batch that no thread has begun, rather than wait for it."""
+
+    @pytest.fixture
+    def idle(self, monkeypatch):
+        """A window of jobs that have a thread, which has done all that it may do."""
+        monkeypatch.setattr(window, "HURRY", float("inf"))
+        made = Window(who_does_it, 100, 2, 1, helps=True)
+        while not made.idle:
+            time.sleep(0)
+        yield made
+        made.stop()
+
+    def test_who_comes_back_at_once_is_not_made_to_wait(self, idle):
+        me = threading.current_thread().name
+        assert [taken(idle) for _ in range(5)] == ["loader"] * 2 + [me] * 3
+
+    def test_who_computes_meanwhile_has_batches_made_ahead(self, idle, monkeypatch):
+        monkeypatch.setattr(window, "HURRY", 0.0)
+        for _ in range(20):
+            assert taken(idle) == "loader"  # which wakes the thread
+            while not idle.idle:
+                time.sleep(0)
+
+    @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+    def test_what_ends_a_program_costs_no_batch(self, error):
+        ended = []
+
+        def collate(samples):
+            if samples == [3] and threading.current_thread() is threading.main_thread():
+                ended.append(True)
+                if len(ended) == 1:
+                    raise error
+            return {"x": np.array(samples)}
+
+        def starts(self, number):  # none: the caller does it all
+            self.threads.append(threading.current_thread())
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Window, "_start_threads", starts)
+            epoch = iter(DataLoader([1, 2, 3, 4], num_workers=1, collate_fn=collate))
+        assert [next(epoch)["x"].tolist() for _ in range(2)] == [[1], [2]]
+        with pytest.raises(error):
+            next(epoch)
+        assert values(epoch) == [[3], [4]]
+
+    @pytest.mark.parametrize("kind", [list, tuple, dict])
+    def test_every_batch_comes_once(self, kind):
+        samples = [{"x": i} for i in range(999)]
+        dataset = dict(enumerate(samples)) if kind is dict else kind(samples)
+        for hurry in (0, 1, window.HURRY):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(window, "HURRY", hurry)
+                assert values(DataLoader(dataset, 2, num_workers=2)) == batches_of(999, 2)
 
 
 def test_without_workers_there_is_no_thread():
@@ -423,3 +494,42 @@ def test_a_closed_reader_is_an_error_at_once():
     for dataset in (reader, Dataset(reader)):
         with pytest.raises(ValueError, match="closed"):
             iter(DataLoader(dataset))
+
+
+class Stop(BaseException):
+    """What a signal's handler raises."""
+
+
+@pytest.mark.parametrize("fuse", [1, 3])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_signals_cost_no_batch(num_workers, fuse):
+    """Wherever a signal comes while the loader is asked for a batch, that batch is the next one."""
+
+    def stop(*_):
+        if asking:
+            raise Stop
+
+    asking, found, stops = False, [], 0
+    epoch = iter(DataLoader(Numbers(600), num_workers=num_workers, fuse=fuse))
+    gc.disable()  # whose callbacks would be interrupted, too, and what they raise is lost
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, 2e-4, 3e-4)
+    try:
+        while True:
+            try:
+                asking = True
+                for batch in epoch:
+                    asking = False
+                    found += batch["x"].tolist()
+                    asking = True
+                break
+            except Stop:
+                asking, stops = False, stops + 1
+    finally:
+        asking = False
+        gc.enable()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert found == list(range(600))
+    assert stops
+    assert len(epoch) == 0

@@ -11,7 +11,7 @@ from .findings import Finding
 from .ratings import DANGEROUS, KNOWN, UNKNOWN
 from .scanning import ScanReport
 from .shard_index import ShardIndex
-from .sharded import ShardedCheckpoint, in_words
+from .sharded import ShardedCheckpoint, check_saves, in_words
 from .terminal import in_lines
 from .verify_report import VerifyReport
 
@@ -83,7 +83,7 @@ def report_on_shards(path, report_on, *, compare):
 
     What is wrong with the index is a finding, and hides no shard that is there. Raises OSError where the index is not to be read.
     """
-    problems, findings, notes, shards = [], [], [], {}
+    problems, findings, notes, shards, save_ids = [], [], [], {}, {}
     try:
         index = ShardIndex(path, problems)
     except FormatError as error:
@@ -101,8 +101,13 @@ def report_on_shards(path, report_on, *, compare):
                     path, index=index, keys=names, framework="numpy"
                 ) as checkpoint:
                     notes += stray_notes(checkpoint)
+                    save_ids |= checkpoint.save_ids
             except CheckpointError as error:
                 findings.append(Finding("contradiction", str(error)))
+    try:
+        check_saves(index, save_ids)
+    except FormatError as error:
+        findings.append(Finding("contradiction", str(error)))
     return ShardedReport(index.path, shards, tuple(findings), tuple(notes))
 
 

@@ -36,3 +36,37 @@ def check_samplers(
         raise ValueError("sampler and shuffle exclude each other: the sampler decides the order")
     if seed is not None and generator is not None:
         raise ValueError("seed and generator exclude each other")
+
+
+NUMBERS = ("epoch", "start")
+NUMBERS_OR_NONE = ("batches", "crc32", "seed", "sampler_epoch")
+
+
+def check_state(state, loader):
+    """What a loader is told to go on from, all of it looked at; ValueError for what is no state of a loader like this one."""
+    keys = (*NUMBERS, *NUMBERS_OR_NONE, "generator")
+    if not isinstance(state, dict):
+        raise ValueError(
+            f"state: what state_dict() of a loader gives is expected, not a {type(state).__name__}"
+        )
+    if missing := [key for key in keys if key not in state]:
+        raise ValueError(
+            f"state: what state_dict() of a loader gives is expected; it has no {', '.join(missing)}"
+        )
+    try:
+        checked = {key: at_least(0, key, state[key]) for key in NUMBERS}
+        checked |= {
+            key: state[key] if state[key] is None else at_least(0, key, state[key])
+            for key in NUMBERS_OR_NONE
+        }
+    except TypeError as error:
+        raise ValueError(f"state: {error}") from None
+    if loader.shuffle and loader.generator is None and checked["seed"] is None:
+        raise ValueError(
+            "state: it has no seed, and this loader shuffles by one; it was taken of another kind of loader"
+        )
+    if loader.generator is not None and state["generator"] is None:
+        raise ValueError(
+            "state: it has none of a generator, and this loader shuffles by one; it was taken of another kind of loader"
+        )
+    return checked | {"generator": state["generator"]}

@@ -20,7 +20,7 @@ def collator(framework):
     if framework != "torch":
         return stack
     try:
-        from torch.utils.data import default_collate
+        from .torch_collate import collate as default_collate
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

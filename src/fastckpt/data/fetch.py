@@ -39,12 +39,15 @@ class Plain:
 
 
 class Fetch:
-    """Called with a span of batches of an Order, gives an Outcome for each, and never raises one of ``catches``.
+    """Called with a span of batches of an Order, gives an Outcome for each; what is raised is one of them.
+
+    What ends a program (KeyboardInterrupt, SystemExit) passes through where the caller's thread may be the one that reads: where
+    there are no others (``threads``), and over samples in memory, where that helps them.
 
     All are read at once; where that fails, one by one, so that what is wrong with one is not the others' fault.
     """
 
-    def __init__(self, dataset, collate_fn, transfer, catches):
+    def __init__(self, dataset, collate_fn, transfer, threads):
         self.dataset = dataset if isinstance(dataset, Dataset) else None
         self.stacked = collate_fn is None and getattr(dataset, "supports_batch", False)
         self.reader = dataset.reader if self.dataset else dataset
@@ -56,27 +59,31 @@ class Fetch:
         self.collate_fn = collate_fn
         if collate_fn is None and not self.stacked:
             self.collate_fn = collator(self.reader.framework)
-        self.transfer, self.catches = transfer, catches
+        # Samples are there, and taking them never waits.
+        self.in_memory = type(dataset) in (list, tuple, dict)
+        self.transfer = transfer
+        self.catches = BaseException if threads and not self.in_memory else Exception
 
     def __call__(self, order, first, last):
         if last - first > 1:
             indices, sizes = order.joined(first, last)
             try:
-                found = self.read(indices)
+                parts = self._parts(self.read(indices), indices, sizes)
             except self.catches:
                 pass  # it is met again below, by the batch that it belongs to
             else:
-                return self._each(found, indices, sizes)
+                return [self._outcome(self._finish, *part) for part in parts]
         return [self._outcome(self._read_one, order[batch]) for batch in range(first, last)]
 
-    def _each(self, found, indices, sizes):
-        outcomes, start = [], 0
+    def _parts(self, found, indices, sizes):
+        """[(what was read of it, its indices)] for each batch."""
+        parts, start = [], 0
         for size in sizes:
             end = start + size
             part = self.reader.cut_batch(found, start, end) if self.stacked else found[start:end]
-            outcomes.append(self._outcome(self._finish, part, indices[start:end]))
+            parts.append((part, indices[start:end]))
             start = end
-        return outcomes
+        return parts
 
     def _read_one(self, indices):
         return self._finish(self.read(indices), indices)

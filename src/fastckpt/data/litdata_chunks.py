@@ -32,8 +32,14 @@ FRAMED_VERSION = 1
 MOST_OPEN = 64
 
 
+# Of Cache.latest: first position, one past the last, chunk.
+NONE_YET = (0, 0, None)
+
+
 class Cache:
     """Chunks and frames in use, as many as fit into ``budget`` bytes; those that were not used for longest go first.
+
+    ``latest`` is the chunk that the last single sample came from, as its next one is likely to; it is forgotten when anything is dropped.
 
     No lock: each step on its dict is atomic, and at worst two threads open the same chunk. What is dropped is closed when the last
     read from it is done.
@@ -42,6 +48,7 @@ class Cache:
     def __init__(self, budget):
         self.budget = budget
         self._entries, self._clock = {}, itertools.count()
+        self.latest = NONE_YET
 
     def get(self, key):
         entry = self._entries.get(key)
@@ -54,6 +61,7 @@ class Cache:
         self._entries[key] = entry
         for old in self._surplus(key):
             self._entries.pop(old, None)
+            self.latest = NONE_YET
 
     def _surplus(self, newest):
         entries = sorted(self._entries.copy().items(), key=lambda pair: pair[1].used, reverse=True)
@@ -65,6 +73,7 @@ class Cache:
 
     def clear(self):
         self._entries = {}
+        self.latest = NONE_YET
 
 
 class Chunks:

@@ -8,10 +8,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from .checks import at_least, check_samplers
+from .checks import at_least, check_samplers, check_state
 from .dataset import Dataset
 from .device import Transfer
-from .fetch import Fetch
+from .fetch import Fetch, Outcome
 from .order import Order, batch_count, compact, equal_batches, given_batches, shuffled
 from .window import Window
 
@@ -90,12 +90,7 @@ class DataLoader:
         elif self._start > len(order):
             raise ValueError(f"start={self._start}: the epoch has {len(order)} batches")
         epoch = Epoch(self.epoch, order, self._start, generator_state)
-        fetch = Fetch(
-            self.dataset,
-            self.collate_fn,
-            self._transfer,
-            BaseException if self.num_workers else Exception,
-        )
+        fetch = Fetch(self.dataset, self.collate_fn, self._transfer, bool(self.num_workers))
         batches = Batches(epoch, fetch, self)
         self._epoch, self._start, self._expected = epoch, 0, None
         self.epoch += 1
@@ -143,14 +138,15 @@ class DataLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next epoch go on where ``state`` was taken, without reading what was handed out by then.
 
-        ``iter(loader)`` raises ValueError if the order is no longer the same: other batches, or a sampler that is random and has
-        not been set back.
+        Raises ValueError for what is no state of a loader like this one; nothing has changed then. ``iter(loader)`` raises it if
+        the order is no longer the same: other batches, or a sampler that is random and has not been set back.
         """
+        state = check_state(state, self)
+        if state["generator"] is not None and self.generator is not None:
+            set_generator_state(self.generator, state["generator"])
         self.epoch, self._start = state["epoch"], state["start"]
         self.seed, self._epoch = state["seed"], None
         self._expected = dict(state) if state["crc32"] is not None else None
-        if state["generator"] is not None and self.generator is not None:
-            set_generator_state(self.generator, state["generator"])
         if state["sampler_epoch"] is not None and (sampler := self._epoch_sampler()) is not None:
             sampler.set_epoch(state["sampler_epoch"])
 
@@ -202,19 +198,27 @@ class Batches(Iterator[Any]):
     def __init__(self, epoch, fetch, loader):
         self._epoch, self._start, self._fuse = epoch, epoch.delivered, loader.fuse
         self._finish = loader._transfer.finish
-        self._made: list[Any] = []  # batches that were read with the last one, the next one last
+        self._read = (
+            -1
+        )  # the read whose Outcomes are in ``_made``; what was handed out of them is None
+        self._made: list[Any] = []
         self._user: dict[str, tuple[int, int]] = {}  # the process and thread in __next__
         order, start, fuse, count = epoch.order, epoch.delivered, loader.fuse, len(epoch.order)
 
         def run(read):
             first = start + read * fuse
-            return fetch(order, first, min(first + fuse, count))
+            last = min(first + fuse, count)
+            try:
+                return fetch(order, first, last)
+            except fetch.catches as error:  # out of memory, say
+                return [Outcome(error=error)] * (last - first)
 
         self._window = Window(
             run,
             batch_count(count - start, fuse, drop_last=False),
             loader.num_workers + loader.prefetch_depth,
             loader.num_workers,
+            helps=fetch.in_memory,
         )
 
     def __iter__(self) -> Batches:
@@ -230,33 +234,39 @@ class Batches(Iterator[Any]):
         if user != me and user[0] == me[0]:
             raise RuntimeError("another thread waits for a batch of this epoch; one at a time can")
         try:
-            return self._next()
+            made, place = self._outcomes()
+            outcome = made[place]
+            batch = None if outcome.error else self._finish(outcome.batch, outcome.arrived)
         finally:
             self._user.pop("now", None)
-
-    def _next(self):
-        if not self._made:
-            try:
-                outcomes = self._window.next()
-            except StopIteration:
-                self._epoch.ended = not len(self)
-                self.close()
-                raise
-            outcomes.reverse()
-            self._made = outcomes
-        outcome = self._made.pop()
+        # Ctrl-C may come after any call: until here the same batch would be next, from here on nothing is called.
         self._epoch.delivered += 1
-        if outcome.error is not None:
-            try:
-                raise outcome.error
-            finally:
-                del outcome  # or the traceback would hold itself
-        return self._finish(outcome.batch, outcome.arrived)
+        made[place] = None
+        if outcome.error is None:
+            return batch
+        try:
+            raise outcome.error
+        finally:
+            del outcome, made  # or the traceback would hold itself
+
+    def _outcomes(self):
+        """The Outcomes of the read that has the next batch, and its place among them."""
+        if not len(self):
+            self._epoch.ended = True
+            self.close()
+            raise StopIteration
+        read, place = divmod(self._epoch.delivered - self._start, self._fuse)
+        if self._read != read:
+            self._made = self._window.get(read)
+            self._read = read
+        if self._window.next_out == read:
+            self._window.release(read)
+        return self._made, place
 
     def close(self) -> None:
         """Cancel what is not handed out, and return at once: batches that are being made end by themselves."""
         self._window.stop()
-        self._made = []
+        self._read, self._made = -1, []
 
     def __del__(self):
         if hasattr(self, "_window"):
@@ -278,7 +288,12 @@ def generator_state(generator):
 
 
 def set_generator_state(generator, state):
-    if hasattr(generator, "set_state"):
-        generator.set_state(state)
-    else:
-        generator.bit_generator.state = state
+    try:
+        if hasattr(generator, "set_state"):
+            generator.set_state(state)
+        else:
+            generator.bit_generator.state = state
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"state: it is of another kind of generator than {generator!r:.100}: {error}"
+        ) from None

@@ -84,7 +84,7 @@ def compact(indices):
     indices = list(indices)
     try:
         column = as_column(indices, "the sampler")
-    except TypeError:
+    except (TypeError, ValueError):  # other keys; tuples of several lengths, say
         return indices
     return column if column.dtype != object else indices
 

@@ -1,4 +1,4 @@
-"""Window: numbered jobs, run by threads a bounded way ahead of the caller, their results handed out in order."""
+"""Window: numbered jobs, run by threads a bounded way ahead of the caller, who takes their results in order."""
 
 import atexit
 import os
@@ -9,29 +9,35 @@ import weakref
 
 # How long the end of the interpreter waits for jobs under way, in seconds: not for ever for one that hangs.
 LAST_WAIT = 5.0
+# A caller who comes back within so many seconds computes nothing between batches: to wake a thread for it would cost both more
+# time (the interpreter is handed to and fro) than the batch that it could make meanwhile is worth.
+HURRY = 100e-6
 # In place of a result: the thread that ran the job could not even say what went wrong.
 LOST = object()
+STOPPED = object()
 
 
 class Window:
-    """Runs ``run(0)`` ... ``run(count - 1)`` on at most ``workers`` threads; ``next()`` gives their results in order.
+    """Runs ``run(0)`` ... ``run(count - 1)`` on at most ``workers`` threads; ``get(job)`` gives a result, ``release(job)`` is done with it.
 
-    Job j may start only while ``j < next_out + width``, ``next_out`` being the job whose result is handed out next: however long one
-    hangs, no more than ``width`` are begun and not handed out. Where there is no thread (``workers`` is 0, or the system has
-    none to give) the caller does each job when it is asked for.
+    Job j may start only while ``j < next_out + width``, ``next_out`` being the job that is released next: however long one
+    hangs, no more than ``width`` are begun and not released. Where there is no thread (``workers`` is 0, or the system has
+    none to give) the caller does each job when it is asked for. With ``helps``, the caller does a job that no thread has begun
+    yet, rather than wait for one to begin it: for jobs that never block, which are often done before a thread has the interpreter.
 
-    ``run`` returns, whatever happens; the caller's own KeyboardInterrupt may pass through it, and the job is then done by the
-    next ``next()``. One thread calls ``next`` at a time. Nothing here waits for a job that nobody wants any more.
+    ``run`` returns, whatever happens; what ends a program may pass through it in the caller's thread, or come anywhere in ``get`` and ``release``,
+    which may be called again then. One thread calls them at a time. Nothing here waits for a job that nobody wants any more.
     """
 
-    def __init__(self, run, count, width, workers):
-        self.run, self.count = run, count
+    def __init__(self, run, count, width, workers, helps=False):
+        self.run, self.count, self.helps = run, count, helps
         self.width = max(1, min(width, count))
         self.next_in = self.next_out = (
-            0  # the job that is started next, the one that is handed out next
+            0  # the job that is started next, the one that is released next
         )
         self.ready = {}  # job -> what it gave
         self.stopped = False
+        self.handed_out = 0.0  # when the last job was released, if the caller helps
         self.pid = os.getpid()
         # Over next_in, next_out, idle and ready; never held while a job runs.
         self.lock = threading.Lock()
@@ -62,42 +68,65 @@ class Window:
 
     # -- the caller
 
-    def next(self):
-        """The result of the next job; StopIteration after the last, or once it was stopped.
-
-        Raises RuntimeError in a process that was forked meanwhile, for what the threads of the parent had not done yet.
+    def get(self, job):
+        """What job ``next_out``, or a later one, gave; it stays until ``release``. RuntimeError in a process that was forked meanwhile,
+        for what the threads of the parent had not done yet; StopIteration once the window was stopped.
         """
-        if self.next_out >= self.count or self.stopped:
+        if self.stopped:
             raise StopIteration
-        if not self.threads:
-            result = self.run(self.next_out)
-            self.next_out += 1
-            return result
-        if os.getpid() != self.pid:
-            return self._left_over()
-        while self.next_out not in self.ready:
+        if self.threads and os.getpid() != self.pid:
+            return self._left_over(job)
+        while job not in self.ready:
+            if not self.threads or (self.helps and self._take(job)):
+                self.ready[job] = LOST
+                break
             self.news.acquire()
             if self.stopped:
                 raise StopIteration
-        result = self.ready[self.next_out]
+        result = self.ready.get(job, STOPPED)
         if result is LOST:
-            result = self.run(self.next_out)
-        with self.lock:
-            del self.ready[self.next_out]
-            self.next_out += 1
-            if self.idle and self._may_start():
-                self.idle -= 1
-                self.wake.put(None)
+            result = self.ready[job] = self.run(job)
+        if result is STOPPED:  # between the two lines, by another thread
+            raise StopIteration
         return result
 
-    def _left_over(self):
+    def release(self, job):
+        """Forget what a job gave, the first that was not released yet, and let another begin.
+
+        May be interrupted anywhere, and called again then: ``next_out`` moves last, and no word for a thread is lost.
+        """
+        if (
+            not self.threads or os.getpid() != self.pid
+        ):  # there is nobody to tell; a lock might be one that is held for ever
+            self.ready.pop(job, None)
+            self.next_out = job + 1
+            return
+        hurries = self.helps and time.perf_counter() - self.handed_out < HURRY
+        with self.lock:
+            self.ready.pop(job, None)
+            if self.idle and not hurries and self.next_in < min(self.count, job + 1 + self.width):
+                self.idle -= 1
+                self.wake.put(None)
+            self.next_out = job + 1
+        if self.helps:
+            self.handed_out = time.perf_counter()
+
+    def _take(self, job):
+        """Begin a job for the caller; not if a thread has begun it."""
+        with self.lock:
+            free = self.next_in == job and not self.stopped
+            if free:
+                self.ready[job] = LOST
+                self.next_in += 1
+        return free
+
+    def _left_over(self, job):
         # The lock may be held by a thread that does not exist here, so it is not asked for.
-        result = self.ready.pop(self.next_out, LOST)
+        result = self.ready.get(job, LOST)
         if result is LOST:
             raise RuntimeError(
                 "this epoch was started before fork(), and its threads are not in this process; start a new one with iter(loader)"
             )
-        self.next_out += 1
         return result
 
     def stop(self):

@@ -33,7 +33,7 @@ class ZarrReader(Reader):
       a sample is row i.
 
     Fields come in the order in which the store names them, or in that of ``fields``. Samples of one call are parts of common
-    blocks of memory, in which no two overlap.
+    blocks of memory, in which no two overlap. Stores that are folders are decoded by tensorstore, where it is installed.
 
     store: a path, a URL, or a store object of zarr's. A path to a zip file needs zarr's ZipStore.
     fields: names of the fields to read; nothing else is. None reads all.

@@ -9,6 +9,7 @@ import numpy as np
 from .._rows import copy_rows
 from ..errors import FormatError, UnsupportedError
 from .zarr_store import translated
+from .zarr_tensorstore import quicker
 
 # What one call into zarr may decode: it decodes the chunks of a call side by side, and all of them are in memory at once.
 READ_NBYTES = 64 << 20
@@ -205,7 +206,8 @@ class _Here:
         array = self._arrays.get(path)
         if array is None:
             with translated(f"{where}: array {path!r} cannot be opened"):
-                array = self._arrays[path] = self.root[path] if path else self.root
+                array = quicker(self.root[path] if path else self.root)
+            self._arrays[path] = array
         return array
 
     def read(self, rows, numbers):
