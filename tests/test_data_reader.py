@@ -46,8 +46,22 @@ def test_read_many(indices, expected):
         ([-(2**63) - 1], "index -9223372036854775809"),
         (np.array([2**63], dtype=np.uint64), "index 9223372036854775808"),
         (range(2**64, 2**64 + 1), "index 18446744073709551616"),
+        (range(8, 10**30, 3), "index 11"),
+        (range(-8, -(10**30), -3), "index -11"),
+        (range(10**30, 0, -1), f"index {10**30}"),
     ],
-    ids=["end", "before the start", "range", "huge", "huge negative", "uint64", "huge range"],
+    ids=[
+        "end",
+        "before the start",
+        "range",
+        "huge",
+        "huge negative",
+        "uint64",
+        "huge range",
+        "endless",
+        "endless down",
+        "from afar",
+    ],
 )
 def test_index_out_of_range(indices, named):
     reader = Numbers(10)
@@ -214,6 +228,8 @@ def test_multi_refuses_mixed_frameworks():
         MultiReader(Numbers(1), numpy_reader)
     with pytest.raises(ValueError, match="at least one"):
         MultiReader()
+    with pytest.raises(TypeError, match="readers are expected, not list"):
+        MultiReader(Numbers(1), [1, 2])
 
 
 def test_merged_batches_keep_their_form():
@@ -377,6 +393,8 @@ def test_quantized_rows(tmp_path):
     torch.save({"q": tensor}, tmp_path / "q.pt")
     found = CheckpointReader(tmp_path / "q.pt").read_batch([4, 1])["q"]
     assert torch.equal(found.dequantize(), tensor[[4, 1]].dequantize())
+    with pytest.raises(UnsupportedError, match="'q': a quantized_per_tensor tensor has no rows"):
+        CheckpointReader(tmp_path / "q.pt", framework="numpy")
 
 
 REFUSED = {

@@ -4,6 +4,7 @@ import collections
 import errno
 import json
 import os
+import resource
 import stat
 import zipfile
 
@@ -351,6 +352,59 @@ def test_stopped_while_files_get_their_names(before, named, tmp_path, monkeypatc
     fastckpt.save_sharded(tensors(value=9.0), tmp_path, max_shard_bytes=800)
     same(tensors(value=9.0), fastckpt.load(tmp_path))
     assert len(os.listdir(tmp_path)) == 4
+
+
+@pytest.mark.parametrize("named", [1, 2, 3])
+def test_stopped_over_what_another_program_saved(named, tmp_path, monkeypatch):
+    """Its index says of no save that it is part of it: then its shards and ours are told apart."""
+    fastckpt.save_sharded(tensors(), tmp_path, max_shard_bytes=800)
+    index = tmp_path / "pytorch_model.bin.index.json"
+    content = json.loads(index.read_text())
+    del content["metadata"]["save_id"]
+    index.write_text(json.dumps(content))
+    for name in shard_names(3):
+        torch.save(torch.load(tmp_path / name), tmp_path / name)
+    real, count = Replacement.commit, []
+
+    def commit(file, nbytes):
+        count.append(file)
+        if len(count) > named:
+            raise OSError(errno.EIO, "Input/output error", file.name)
+        real(file, nbytes)
+
+    monkeypatch.setattr(Replacement, "commit", commit)
+    with pytest.raises(OSError, match="Input/output error"):
+        fastckpt.save_sharded(tensors(value=7.0), tmp_path, max_shard_bytes=800)
+    report = fastckpt.verify(tmp_path)
+    if named == 3:  # all are there: only the index is the old one, and it says the same
+        same(tensors(value=7.0), fastckpt.load(tmp_path))
+        assert report.ok
+    else:
+        with pytest.raises(fastckpt.FormatError, match="belong to different saves"):
+            fastckpt.load(tmp_path)
+        assert "belong to different saves" in str(report.findings)
+
+
+def test_too_many_shards_for_the_descriptors(tmp_path):
+    many = {f"w{i}": torch.zeros(1) for i in range(200)}
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    fastckpt.save_sharded(many, tmp_path / "a", max_shard_bytes=1)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (150, limits[1]))
+    try:
+        for call, advice in (
+            (
+                lambda: fastckpt.save_sharded(many, tmp_path / "b", max_shard_bytes=1),
+                "max_shard_bytes",
+            ),
+            (lambda: fastckpt.load(tmp_path / "a"), "keys="),
+        ):
+            with pytest.raises(OSError, match="Too many open files") as raised:
+                call()
+            assert advice in raised.value.__notes__[0]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert os.listdir(tmp_path) == ["a"]
+    same(many, fastckpt.load(tmp_path / "a"))
 
 
 def test_shards_that_another_program_has_written_since(tmp_path):

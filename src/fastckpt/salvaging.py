@@ -83,10 +83,11 @@ def salvage(
     check_threads(threads)
     broken = weights_of(broken)
     if is_index(broken):
+        path = os.fsdecode(broken)  # type: ignore[arg-type]  # an index is a path
         raise UnsupportedError(
-            f"{os.fsdecode(broken)}: an index of several files, and salvage takes one: verify says which shards are damaged; "
+            f"{path}: an index of several files, and salvage takes one: verify says which shards are damaged; "
             f"salvage each of these, and load the files one by one",
-            path=os.fsdecode(broken),
+            path=path,
         )
     source = open_source(broken)
     try:

@@ -63,6 +63,15 @@ def no_checkpoint(folder):
     )
 
 
+def is_name(text):
+    """Whether a text can be the name of a file at all."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def check_region(path, offset, nbytes):
     """Raise TypeError where a part of an index is asked for."""
     if offset or nbytes is not None:
@@ -137,7 +146,7 @@ class ShardIndex:
         """See that a shard, which has ``name``, is there and is nothing outside of the folder."""
         if not isinstance(file, str):
             raise self.error(f"{name!r:.100} is in {file!r:.100}, a file name is expected")
-        if file in ("", ".", "..") or set(file) & {"/", "\\", "\0"}:
+        if file in ("", ".", "..") or set(file) & {"/", "\\", "\0"} or not is_name(file):
             raise self.error(
                 f"{name!r:.100} is in {file!r:.100}, the name of a file in the same folder is expected"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -67,6 +68,7 @@ class ShardedCheckpoint(Mapping[str, LazyTensor]):
         try:
             for file, names in self.index.select(keys).items():
                 found |= self._open_shard(file, names)
+            check_saves(self.index, self.save_ids)
         except BaseException:
             self.close()
             raise
@@ -74,13 +76,19 @@ class ShardedCheckpoint(Mapping[str, LazyTensor]):
 
     def _open_shard(self, file, names):
         """{name: inert value} of the ``names`` that a shard should have."""
-        shard = self.shards[file] = Checkpoint(self.index.path_of(file), **self._options)
+        try:
+            shard = self.shards[file] = Checkpoint(self.index.path_of(file), **self._options)
+        except OSError as error:
+            if error.errno == errno.EMFILE:
+                error.add_note(
+                    f"each of the {len(self.index.shards)} shards takes a descriptor; raise the limit (ulimit -n), or open some with keys="
+                )
+            raise
         root = shard.root
         if not isinstance(root, dict):
             raise self.index.error(
                 f"shard {file!r} holds a {type(root).__name__}, a dict of tensors by name is expected"
             )
-        self._check_save(file, shard)
         if missing := [name for name in names if name not in root]:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise self.index.error(
@@ -89,16 +97,10 @@ class ShardedCheckpoint(Mapping[str, LazyTensor]):
             )
         return {name: root[name] for name in names}
 
-    def _check_save(self, file, shard):
-        """A save that was interrupted while it gave its files their names leaves some of two sets."""
-        expected, actual = (
-            found.get(SAVE_ID) if isinstance(found, dict) else None
-            for found in (self.index.metadata, shard.metadata)
-        )
-        if expected != actual and None not in (expected, actual):
-            raise self.index.error(
-                f"shard {file!r} belongs to another save than the index; save, or fetch, all of them again"
-            )
+    @property
+    def save_ids(self):
+        """{file: what it says of the save that it is part of}."""
+        return {file: save_id_of(shard.metadata) for file, shard in self.shards.items()}
 
     def shard_of(self, name) -> Checkpoint:
         """The file that has a name."""
@@ -251,6 +253,26 @@ class ShardedCheckpoint(Mapping[str, LazyTensor]):
     def __reduce__(self):
         fingerprints = {file: shard.source.fingerprint for file, shard in self.shards.items()}
         return _open_again, (self.name, self._options, fingerprints)
+
+
+def save_id_of(metadata):
+    return metadata.get(SAVE_ID) if isinstance(metadata, dict) else None
+
+
+def check_saves(index, found):
+    """A save that was interrupted while it gave its files their names leaves some of two sets: FormatError.
+
+    Shards that say nothing were written by others. Beside an index of ours they may be later versions of its shards; beside that
+    of others, one of ours is the beginning of a save that did not come to its end.
+    """
+    expected = save_id_of(index.metadata)
+    advice = "save, or fetch, all of them again"
+    for file, actual in found.items():
+        if expected is not None and actual not in (None, expected):
+            raise index.error(f"shard {file!r} belongs to another save than the index; {advice}")
+        first = next(iter(found))
+        if expected is None and actual != found[first]:
+            raise index.error(f"shards {first!r} and {file!r} belong to different saves; {advice}")
 
 
 def _open_again(path, options, fingerprints):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from .findings import Finding
 from .ratings import DANGEROUS, KNOWN, UNKNOWN
 from .scanning import ScanReport
 from .shard_index import ShardIndex
-from .sharded import ShardedCheckpoint, in_words
+from .sharded import ShardedCheckpoint, check_saves, in_words
 from .terminal import in_lines
 from .verify_report import VerifyReport
 
@@ -25,7 +26,7 @@ class ShardedReport:
     """
 
     name: str
-    shards: dict[str, VerifyReport | ScanReport]
+    shards: Mapping[str, VerifyReport | ScanReport]
     index_findings: tuple[Finding, ...]
     index_notes: tuple[Finding, ...]
 
@@ -53,7 +54,7 @@ class ShardedReport:
     @property
     def rating(self) -> str:
         """Of a scan: the worst that was found, "known", "unknown" or "dangerous". A shard that was not looked at is unknown."""
-        found = {report.rating for report in self.shards.values()}
+        found = {report.rating for report in self.shards.values()}  # type: ignore[union-attr]  # of a scan
         if DANGEROUS in found:
             return DANGEROUS
         return KNOWN if self.ok else UNKNOWN
@@ -82,7 +83,7 @@ def report_on_shards(path, report_on, *, compare):
 
     What is wrong with the index is a finding, and hides no shard that is there. Raises OSError where the index is not to be read.
     """
-    problems, findings, notes, shards = [], [], [], {}
+    problems, findings, notes, shards, save_ids = [], [], [], {}, {}
     try:
         index = ShardIndex(path, problems)
     except FormatError as error:
@@ -100,8 +101,13 @@ def report_on_shards(path, report_on, *, compare):
                     path, index=index, keys=names, framework="numpy"
                 ) as checkpoint:
                     notes += stray_notes(checkpoint)
+                    save_ids |= checkpoint.save_ids
             except CheckpointError as error:
                 findings.append(Finding("contradiction", str(error)))
+    try:
+        check_saves(index, save_ids)
+    except FormatError as error:
+        findings.append(Finding("contradiction", str(error)))
     return ShardedReport(index.path, shards, tuple(findings), tuple(notes))
 
 

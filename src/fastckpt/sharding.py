@@ -174,7 +174,14 @@ class ShardFiles:
         path = os.path.join(self.folder, self.names[len(self.files)])
         if os.path.exists(path) and not os.path.isfile(path):
             raise FileExistsError(errno.EEXIST, "is there, and no regular file", path)
-        self.files.append(Replacement(path, os.path.realpath(path), fsync=False))
+        try:
+            self.files.append(Replacement(path, os.path.realpath(path), fsync=False))
+        except OSError as error:
+            if error.errno == errno.EMFILE:
+                error.add_note(
+                    f"each of the {len(self.names)} files takes a descriptor; raise the limit (ulimit -n), or max_shard_bytes"
+                )
+            raise
         return self.files[-1]
 
     def commit(self):

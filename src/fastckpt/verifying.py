@@ -84,8 +84,8 @@ def verify(
         from .sharded_reports import report_on_shards
 
         check_region(f, offset, nbytes)
-        options = {"threads": threads, "progress": progress, "limits": limits}
-        return report_on_shards(f, functools.partial(verify, **options), compare=True)
+        verify_one = functools.partial(verify, threads=threads, progress=progress, limits=limits)
+        return report_on_shards(f, verify_one, compare=True)
     source = open_source(f, offset, nbytes)
     try:
         return verify_source(source, threads=threads, progress=progress, limits=limits)

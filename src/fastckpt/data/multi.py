@@ -21,6 +21,9 @@ class MultiReader(Reader):
     def __init__(self, *readers: Reader, check_fields: bool = True):
         if not readers:
             raise ValueError("MultiReader: at least one reader is needed")
+        for reader in readers:
+            if not isinstance(reader, Reader):
+                raise TypeError(f"MultiReader: readers are expected, not {type(reader).__name__}")
         self.readers = readers
         frameworks = {reader.framework for reader in readers}
         if len(frameworks) > 1:

@@ -151,6 +151,8 @@ class Reader(abc.ABC):
         column = resolve(indices, length)
         if column is not None:
             return column
+        if isinstance(indices, range) and (bad := first_outside(indices, length)) is not None:
+            raise self._out_of_range(bad, length)
         column = as_column(indices, self)
         if not len(column):
             return column
@@ -200,6 +202,17 @@ class Reader(abc.ABC):
 
 def _open_again(cls, args, options):
     return cls(*args, **options)
+
+
+def first_outside(indices, length):
+    """The first index of a range that is out of range; None if none is. Takes no memory, however long the range is."""
+    if not indices or (-length <= indices[0] < length and -length <= indices[-1] < length):
+        return None
+    start, step = indices.start, indices.step
+    if not -length <= start < length:
+        return start
+    steps = -((start - length) // step) if step > 0 else (start + length) // -step + 1
+    return start + steps * step
 
 
 def as_column(indices, where):

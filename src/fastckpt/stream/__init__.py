@@ -82,7 +82,7 @@ def load(
     out: tensors to fill instead of making new ones: a state dict, or anything else that holds tensors under the same names.
         Names, shapes and dtypes are compared before a byte is overwritten.
     strict: with ``out``, raise where names are missing or left over; with False they stay as they are, or are new.
-    weights_only: None means True. False hands the pickle to Python's own unpickler: THE SENDER CAN THEN RUN ANY CODE. The format
+    weights_only: None means True, whatever the environment says: who sends is not who set it. False hands the pickle to Python's own unpickler: THE SENDER CAN THEN RUN ANY CODE. The format
         "pytree" is always read as data.
     map_location, pickle_module, framework, unknown: as for ``load`` of files.
     progress: True for a bar (tqdm's), or a callable(bytes done, bytes in all, name of the stream).
@@ -94,7 +94,7 @@ def load(
     UnsupportedError, UnsafePickleError, LimitError, all ValueErrors; RuntimeError where ``out`` does not fit; OSError, and
     TimeoutError of a socket. After any of them the stream is of no more use.
     """
-    weights_only = only_weights(weights_only)
+    weights_only = weights_only is None or only_weights(weights_only)
     check_options(framework, unknown, weights_only, pickle_module, map_location)
     check_types(progress, limits)
     if out is not None and (framework, map_location, unknown) != ("torch", None, "error"):
