@@ -37,7 +37,8 @@ class Window:
         )
         self.ready = {}  # job -> what it gave
         self.stopped = False
-        self.handed_out = 0.0  # when the last job was released, if the caller helps
+        # If the caller helps: when the last job was released, and whether the next one was asked for soon after that.
+        self.handed_out, self.hurries = 0.0, False
         self.pid = os.getpid()
         # Over next_in, next_out, idle and ready; never held while a job runs.
         self.lock = threading.Lock()
@@ -76,6 +77,8 @@ class Window:
             raise StopIteration
         if self.threads and os.getpid() != self.pid:
             return self._left_over(job)
+        if self.helps:  # before it makes the job itself, which takes time, too
+            self.hurries = time.perf_counter() - self.handed_out < HURRY
         while job not in self.ready:
             if not self.threads or (self.helps and self._take(job)):
                 self.ready[job] = LOST
@@ -101,10 +104,10 @@ class Window:
             self.ready.pop(job, None)
             self.next_out = job + 1
             return
-        hurries = self.helps and time.perf_counter() - self.handed_out < HURRY
         with self.lock:
             self.ready.pop(job, None)
-            if self.idle and not hurries and self.next_in < min(self.count, job + 1 + self.width):
+            limit = min(self.count, job + 1 + self.width)
+            if self.idle and not self.hurries and self.next_in < limit:
                 self.idle -= 1
                 self.wake.put(None)
             self.next_out = job + 1
