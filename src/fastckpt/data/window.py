@@ -58,7 +58,9 @@ class Window:
         try:
             for _ in range(number):
                 # daemon: so that the interpreter's end does not wait before _end_all has told them to end
-                thread = threading.Thread(target=self._work, name="loader", daemon=True)
+                thread = threading.Thread(
+                    target=_work, args=(weakref.ref(self), self.wake), name="loader", daemon=True
+                )
                 thread.start()
                 self.threads.append(thread)
         except RuntimeError:  # no more are to be had: those that are there do it, or the caller
@@ -145,23 +147,17 @@ class Window:
 
     # -- the threads
 
-    def _may_start(self):
-        return self.next_in < min(self.count, self.next_out + self.width)
-
-    def _work(self):
-        while not self.stopped:
-            with self.lock:
-                job = self.next_in
-                if may := self._may_start():
-                    self.next_in += 1
-                elif job < self.count:
-                    self.idle += 1  # under one lock with what moves the window on: no word is lost
-                else:
-                    return
-            if may:
-                self._do(job)
-            else:
-                self.wake.get()
+    def _begin(self):
+        """The job that a thread is to do now; None if it has to wait for a word. StopIteration where there is no more to do."""
+        with self.lock:
+            job = self.next_in
+            if self.stopped or job >= self.count:
+                raise StopIteration
+            if job < self.next_out + self.width:
+                self.next_in += 1
+                return job
+            self.idle += 1  # under one lock with what moves the window on: no word is lost
+            return None
 
     def _do(self, job):
         try:
@@ -179,6 +175,20 @@ class Window:
             self.news.release()
         except RuntimeError:  # it is known already
             pass
+
+
+def _work(window_of, wake):
+    """What a thread does. It holds no window while it waits: whoever uses one may lead back to itself, and still be dropped."""
+    while (window := window_of()) is not None:
+        try:
+            job = window._begin()
+        except StopIteration:
+            return
+        if job is not None:
+            window._do(job)
+        del window
+        if job is None:
+            wake.get()
 
 
 # Those that have threads, for the end of the interpreter: a thread that is still computing then may crash.
