@@ -10,6 +10,9 @@ VENV ?= .venv
 # The torch that development and CI use: this line is the only place that names it.
 TORCH ?= 2.13.0
 ARGS ?=
+# Processes that tests run in, at most; ARGS="-n 0" is one, which a debugger can stop.
+JOBS ?= 4
+PYTEST := -m pytest -n auto --maxprocesses $(JOBS)
 # Of a fuzzer's run; the same number makes the same mutants.
 MINUTES ?= 10
 SEED ?= 0
@@ -33,15 +36,15 @@ demo: build
 	$(PY) scripts/demo.py $(ARGS)
 
 test: build
-	$(PY) -m pytest $(ARGS)
+	$(PY) $(PYTEST) $(ARGS)
 
 test-slow: build
-	$(PY) -m pytest -m "slow or network or large" $(ARGS)
+	$(PY) $(PYTEST) -m "slow or network or large" $(ARGS)
 
 # The tests over native modules with address and undefined-behaviour sanitizers, compiled apart in build/sanitize. Left
 # out are tests of files and builds, which compile without them.
 sanitize: $(READY)
-	$(PY) scripts/sanitize.py -m pytest --ignore=tests/test_packaging.py --ignore=tests/test_vendoring.py \
+	$(PY) scripts/sanitize.py $(PYTEST) --ignore=tests/test_packaging.py --ignore=tests/test_vendoring.py \
 	    --ignore=tests/test_asv.py $(ARGS)
 
 # The tests of many threads over modules with the sanitizer of data races, which does not survive a fork.
