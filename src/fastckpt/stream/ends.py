@@ -78,6 +78,32 @@ def descriptor_of(f):
     return None
 
 
+def patient(f, call, event):
+    """A call of a socket, made again where it would have had to wait for ``event``, or for what TLS wants first."""
+
+    def patiently(data):
+        while True:
+            try:
+                return call(data)
+            except BlockingIOError:
+                wanted = event
+            except OSError as error:
+                if (wanted := wanted_by_tls(error)) is None:
+                    raise
+            Descriptor(f.fileno(), name_of(f)).wait(wanted)
+
+    return patiently
+
+
+def wanted_by_tls(error):
+    """What a TLS socket that never waits has to wait for; None where the error is another one."""
+    import ssl
+
+    if isinstance(error, ssl.SSLWantReadError):
+        return select.POLLIN
+    return select.POLLOUT if isinstance(error, ssl.SSLWantWriteError) else None
+
+
 def unfit(f, what):
     """The error for what is no end of a stream."""
     advice = ""
@@ -231,7 +257,7 @@ def open_inlet(f):
     if descriptor is not None:
         return DescriptorInlet(descriptor)
     if isinstance(f, socket.socket):  # of a kind that does more than receive, such as TLS
-        return ObjectInlet(f, f.recv_into)
+        return ObjectInlet(f, patient(f, f.recv_into, select.POLLIN))
     if not hasattr(f, "read") and not hasattr(f, "readinto"):
         raise unfit(f, "read")
     return ObjectInlet(f, ObjectReader(f))
@@ -282,20 +308,17 @@ class DescriptorOutlet(Outlet):
 
 
 class ObjectOutlet(Outlet):
-    """``write(data)`` takes all of it."""
+    """``write(data)`` takes all of it, ``flush()`` lets it go."""
 
-    def __init__(self, f, write):
-        self.f, self.name, self.write = f, name_of(f), write
+    def __init__(self, f, write, flush=None):
+        self.name, self.write = name_of(f), write
+        self.flush = flush or super().flush
 
     def send(self, flow, end, tell=None):
         while (piece := flow.piece(end)) is not None:
             self.write(piece)
             if tell:
                 tell(flow.done)
-
-    def flush(self):
-        if hasattr(self.f, "flush"):
-            self.f.flush()
 
 
 def open_outlet(f):
@@ -304,7 +327,20 @@ def open_outlet(f):
     if descriptor is not None:
         return DescriptorOutlet(descriptor)
     if isinstance(f, socket.socket):
-        return ObjectOutlet(f, f.sendall)
+        return ObjectOutlet(f, f.sendall if f.gettimeout() != 0 else sender(f))
     if not hasattr(f, "write"):
         raise unfit(f, "write")
-    return ObjectOutlet(f, Stream(f).write)
+    stream = Stream(f)
+    return ObjectOutlet(f, stream.write, stream.flush)
+
+
+def sender(f):
+    """What sendall is, for a socket that never waits."""
+    send = patient(f, f.send, select.POLLOUT)
+
+    def send_all(data):
+        view = memoryview(data).cast("B")
+        while view:
+            view = view[send(view) :]
+
+    return send_all
