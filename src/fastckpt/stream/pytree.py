@@ -147,6 +147,7 @@ def read(inlet, begin, limits):
         raise error(inlet, f"the leaves are {short(leaves)}, a list is expected")
     storages, tensors = [], []
     try:
+        check_repeated(leaves)
         leaves = [resolved(leaf, storages, tensors) for leaf in leaves]
         unpickled.obj = Unflattening(leaves, nbytes, f"{where}: ").whole(treespec)
     except RecursionError:
@@ -165,13 +166,27 @@ def read(inlet, begin, limits):
     return contents
 
 
+def check_repeated(leaves):
+    """No tensor's metadata stand among the leaves twice: they take two bytes then, and would make a storage and a tensor each time."""
+    described = [leaf for leaf in leaves if is_metadata(leaf)]
+    distinct = min(len({id(leaf) for leaf in described}), len({id(leaf.state) for leaf in described}))
+    if distinct < len(described):
+        raise FormatError(
+            "a tensor stands twice among the leaves; a description of its own is expected for each"
+        )
+
+
 def is_ours(qualname):
     return qualname in SPECS or qualname.rpartition(".")[2] == TensorMetadata.__name__
 
 
+def is_metadata(leaf):
+    return isinstance(leaf, Opaque) and leaf.qualname.rpartition(".")[2] == TensorMetadata.__name__
+
+
 def resolved(leaf, storages, tensors):
     """A TensorSpec, in a storage of its own, for the metadata of a tensor; any other leaf as it is."""
-    if not isinstance(leaf, Opaque) or leaf.qualname.rpartition(".")[2] != TensorMetadata.__name__:
+    if not is_metadata(leaf):
         return leaf
     said = leaf.state if type(leaf.state) is dict else {}
     nbytes, dtype, size = said.get("nbytes"), said.get("dtype"), said.get("size")
