@@ -316,7 +316,9 @@ class TestAnnounced:
     def test_sizes_that_cannot_be(self, store, shape):
         path, _, _ = store
         announce(path / "core" / "positions", shape=shape)
-        with pytest.raises(FormatError, match=r"'core/positions' has shape .* sizes that cannot be"):
+        with pytest.raises(
+            FormatError, match=r"'core/positions' has shape .* sizes that cannot be"
+        ):
             reader(path)
         assert set(kinds(path)) == {"bad_metadata"}
 
@@ -331,7 +333,9 @@ class TestAnnounced:
         found = reader(tmp_path / "s", limits=Limits(**enough))
         assert found[1]["x"].tolist() == list(range(10, 20))
         assert len(found[:]) == 3
-        with pytest.raises(LimitError, match=r"sample 1 \(row 1 of the store\) takes .* limits= has"):
+        with pytest.raises(
+            LimitError, match=r"sample 1 \(row 1 of the store\) takes .* limits= has"
+        ):
             reader(tmp_path / "s", limits=Limits(**too_little)).read(1)
 
 

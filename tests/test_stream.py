@@ -149,6 +149,10 @@ def non_blocking(fd, mode):
     return fd
 
 
+def buffered_non_blocking(fd, mode):
+    return open(non_blocking(fd, mode), mode)
+
+
 def sockets(wrap, timeout=None):
     def ends():
         pair = socket.socketpair()
@@ -213,7 +217,7 @@ ENDS = {
     "pipe_buffered": pipe(open),
     "pipe_non_blocking": pipe(non_blocking),
     "pipe_raw_non_blocking": pipe(lambda fd, mode: raw(non_blocking(fd, mode), mode)),
-    "pipe_buffered_non_blocking": pipe(lambda fd, mode: open(non_blocking(fd, mode), mode)),
+    "pipe_buffered_non_blocking": pipe(buffered_non_blocking),
     "socket": sockets(lambda sock, mode: sock),
     "socket_timeout": sockets(lambda sock, mode: sock, timeout=10),
     "socket_non_blocking": sockets(lambda sock, mode: sock, timeout=0),

@@ -169,7 +169,9 @@ def read(inlet, begin, limits):
 def check_repeated(leaves):
     """No tensor's metadata stand among the leaves twice: they take two bytes then, and would make a storage and a tensor each time."""
     described = [leaf for leaf in leaves if is_metadata(leaf)]
-    distinct = min(len({id(leaf) for leaf in described}), len({id(leaf.state) for leaf in described}))
+    distinct = min(
+        len({id(leaf) for leaf in described}), len({id(leaf.state) for leaf in described})
+    )
     if distinct < len(described):
         raise FormatError(
             "a tensor stands twice among the leaves; a description of its own is expected for each"

@@ -85,7 +85,8 @@ class TargetReader(StreamReader):
         free = [spec for spec in tensors if spec.index not in plan.first]
         for spec, tensor in zip(free, bridge.tensors(free), strict=True):
             made[spec.index] = tensor
-        for index, copy in plan.first.items():  # in what is no container, such as an object's arguments
+        # For what is in no container, such as the arguments of an object.
+        for index, copy in plan.first.items():
             made[index] = copy.target
         root = placed(root, {copy.name: copy.target for copy in self.copies})
         return substitute(root, bridge, made, limits)
