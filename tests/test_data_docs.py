@@ -18,11 +18,8 @@ SAYS = {
     'reader[3]["image"].shape': torch.Size([8, 8]),
     'reader.read_batch(range(64))["image"].shape': torch.Size([64, 8, 8]),
     "reader[3]": {"x": torch.full((4,), 3.0), "label": 1, "name": "three"},
-    "batch['x'].shape, batch['label'].shape, len(batch['name'])": (
-        torch.Size([64, 4]),
-        torch.Size([64]),
-        64,
-    ),
+    "batch['x'].shape": torch.Size([64, 4]),
+    "batch['label'].shape, len(batch['name'])": (torch.Size([64]), 64),
     "reader[-1]['y']": torch.tensor(999),
     "batch['positions'].shape, batch['atoms_ptr'].tolist()": (torch.Size([7, 3]), [0, 4, 7]),
     "graphs.check_integrity().ok": True,

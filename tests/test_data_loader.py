@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -533,3 +534,22 @@ def test_signals_cost_no_batch(num_workers, fuse):
     assert found == list(range(600))
     assert stops
     assert len(epoch) == 0
+
+
+def test_an_epoch_that_its_own_samples_lead_back_to_is_collected():
+    class Keeps(Numbers):
+        epoch = None
+
+    threads, kept = threading.active_count(), []
+    for _ in range(3):
+        samples = Keeps(100)
+        samples.epoch = iter(DataLoader(samples, 2, num_workers=2))
+        next(samples.epoch)
+        kept.append(weakref.ref(samples))
+        del samples
+    until = time.monotonic() + TIMEOUT
+    while threading.active_count() > threads and time.monotonic() < until:
+        gc.collect()
+        time.sleep(0.001)
+    assert [ref() for ref in kept] == [None] * 3
+    assert threading.active_count() == threads

@@ -422,21 +422,55 @@ def test_a_named_pipe(tmp_path):
     assert os.listdir(tmp_path) == ["pipe"]
 
 
-STDOUT = 'import torch, fastckpt; fastckpt.save({"a": torch.arange(60_000)}, "/dev/stdout")'
+STDOUT = """
+import os, torch, fastckpt
+for path in ("/dev/stdout", "/proc/self/fd/1"):
+    os.write(1, b"before")
+    fastckpt.save({"a": torch.arange(60_000)}, path)
+    os.write(1, b"after")
+"""
 
 
 @needs_proc
+@pytest.mark.parametrize("mode", ["w+b", "a+b"])
 @pytest.mark.parametrize("into", ["a pipe", "a file", "a deleted file"])
-def test_dev_stdout(into, tmp_path):
+def test_a_descriptor_by_its_path(into, mode, tmp_path):
+    """It is written where it is: whoever has it open sees what was written, and goes on behind that."""
     if into == "a pipe":
         data = subprocess.run(
             [sys.executable, "-c", STDOUT], capture_output=True, check=True
         ).stdout
     else:
-        with open(tmp_path / "out.pt", "w+b") as file:
+        with open(tmp_path / "out.pt", mode) as file:
             if into == "a deleted file":
                 os.unlink(tmp_path / "out.pt")
             subprocess.run([sys.executable, "-c", STDOUT], stdout=file, check=True)
-            data = file.read() if into == "a deleted file" else (tmp_path / "out.pt").read_bytes()
+            file.seek(0)
+            data = file.read()
         assert os.listdir(tmp_path) == (["out.pt"] if into == "a file" else [])
-    same({"a": torch.arange(60_000)}, fastckpt.load(data))
+    first, second, end = (part.removeprefix(b"before") for part in data.split(b"after"))
+    assert not end
+    for part in (first, second):
+        same({"a": torch.arange(60_000)}, fastckpt.load(part))
+
+
+@needs_proc
+def test_a_descriptor_of_another_process(tmp_path):
+    """Is a file by another name, and replaced as one."""
+    path = tmp_path / "model.pt"
+    fastckpt.save(OLD, path)
+    script = "import sys; print('open', flush=True); sys.stdin.read()"
+    with (
+        open(path, "r+b") as file,
+        subprocess.Popen(
+            [sys.executable, "-c", script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=[file.fileno()],
+        ) as process,
+    ):
+        process.stdout.readline()
+        fastckpt.save(NEW, f"/proc/{process.pid}/fd/{file.fileno()}")
+        process.stdin.close()
+    same(NEW, fastckpt.load(path))
+    assert os.listdir(tmp_path) == ["model.pt"]

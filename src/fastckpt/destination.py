@@ -8,12 +8,17 @@ import contextlib
 import errno
 import io
 import os
+import re
 import secrets
 import select
 import stat
 
+from ._descriptor import Owned
 from .source import check_descriptor, name_of
 
+# Linux's folders of descriptors, and the one of systems without /proc.
+OWN_DESCRIPTORS = re.compile(r"/proc/\d+/(task/\d+/)?fd|/dev/fd")
+MOST_LINKS = 40  # as many as Linux follows
 EFFECTIVE_IDS = os.access in os.supports_effective_ids
 
 
@@ -36,7 +41,11 @@ def open_destination(f, fsync=False):
 
 
 def open_path(path, fsync):
-    """A file that is replaced, or what has to be written where it is: a pipe, a device."""
+    """A file that is replaced, or what has to be written where it is: a pipe, a device, a descriptor of ours by its path."""
+    fd = descriptor_behind(path)
+    if fd is not None:
+        check_descriptor(fd)
+        return open_file(fd, path, fsync)
     try:
         there = os.stat(path)
     except FileNotFoundError:
@@ -48,10 +57,28 @@ def open_path(path, fsync):
     if stat.S_ISDIR(there.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     target = os.path.realpath(path)
-    # /dev/stdout may lead to a pipe, or to a file that was deleted, by a name that is none.
+    # Another process's descriptor may lead to a file that was deleted, by a name that is none.
     if stat.S_ISREG(there.st_mode) and os.path.exists(target) and os.path.samefile(path, target):
         return Replacement(path, target, fsync)
     return InPlace(path)
+
+
+def descriptor_behind(path):
+    """The number of our descriptor that a path stands for, as /dev/stdout and /proc/self/fd/1 do; None for other paths.
+
+    A file that got the place of one that somebody holds open would be another file, which they do not see.
+    """
+    for _ in range(MOST_LINKS):
+        folder, name = os.path.split(path)
+        folder = os.path.realpath(folder)
+        path = os.path.join(folder, name)
+        if OWN_DESCRIPTORS.fullmatch(folder) and name.isdecimal():
+            return int(name) if folder == "/dev/fd" or f"/{os.getpid()}/" in folder else None
+        try:
+            path = os.path.join(folder, os.readlink(path))
+        except OSError:  # no link, or nothing
+            return None
+    return None
 
 
 class Destination:
@@ -95,15 +122,16 @@ class Replacement(Destination):
         self.path = self.name = path
         self.target, self.fsync, self.folder = target, fsync, os.path.dirname(target)
         self.exclusive = exclusive
-        self.temporary = None
+        self.temporary, self.owned, self.pid = None, None, os.getpid()
         if os.path.exists(target) and not os.access(target, os.W_OK, effective_ids=EFFECTIVE_IDS):
             raise PermissionError(
                 errno.EACCES,
                 f"{os.strerror(errno.EACCES)}: it is there, and not to be written",
                 path,
             )
-        self.fd = self._open()
         try:
+            self.owned = self._open()
+            self.fd = self.owned.fd
             self._take_over_permissions()
         except BaseException:
             self.abort()
@@ -112,11 +140,11 @@ class Replacement(Destination):
     def _open(self):
         with contextlib.suppress(OSError, AttributeError):  # not every system or file system can
             os.stat("/proc/self/fd")  # where it gets its name from
-            return os.open(self.folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
+            return Owned(os.open, self.folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
         self.temporary = self._fresh_name()
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
-            return os.open(self.temporary, flags, 0o666)
+            return Owned(os.open, self.temporary, flags, 0o666)
         except OSError as error:
             message = f"{error.strerror}: a new file has to be made in its folder"
             raise type(error)(error.errno, message, self.path) from None
@@ -162,9 +190,10 @@ class Replacement(Destination):
         except FileExistsError:
             if self.exclusive:
                 raise
-            name = self._fresh_name()
-            give_name(self.fd, name)
-            self.temporary = name
+            self.temporary = (
+                self._fresh_name()
+            )  # before there is one, which abort would not know of
+            give_name(self.fd, self.temporary)
             return False
 
     def _move(self):
@@ -186,12 +215,19 @@ class Replacement(Destination):
             with contextlib.suppress(OSError):
                 os.unlink(self.temporary)
             self.temporary = None
-        self._close()
+        with contextlib.suppress(OSError):
+            self._close()
 
     def _close(self):
-        if self.fd >= 0:
-            fd, self.fd = self.fd, -1
-            os.close(fd)
+        self.fd = -1
+        if self.owned is not None:
+            with naming(self.name):
+                self.owned.close()
+
+    def __del__(self):
+        # Whoever was interrupted between making this and holding it. A child that was forked has nothing to give up.
+        if getattr(self, "pid", None) == os.getpid():
+            self.abort()
 
 
 def check_new(path):
@@ -211,25 +247,18 @@ def write_at(fd, offset, data, name):
 
 def give_name(fd, name):
     """Give a file that has no name one."""
-    folder = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        # With a folder's descriptor Python calls linkat, which can follow the link that /proc has there.
-        os.link(str(fd), name, src_dir_fd=folder, follow_symlinks=True)
-    finally:
-        os.close(folder)
+    folder = Owned(os.open, "/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    # With a folder's descriptor Python calls linkat, which can follow the link that /proc has there.
+    os.link(str(fd), name, src_dir_fd=folder.fd, follow_symlinks=True)
 
 
 @contextlib.contextmanager
 def durable_names(folders):
     """Make the names durable that are given in ``folders`` meanwhile; OSError before where one can't be opened."""
-    with contextlib.ExitStack() as stack:
-        fds = []
-        for folder in folders:
-            fds.append(os.open(folder, os.O_RDONLY | os.O_CLOEXEC))
-            stack.callback(os.close, fds[-1])
-        yield
-        for fd in fds:
-            os.fsync(fd)
+    owned = [Owned(os.open, folder, os.O_RDONLY | os.O_CLOEXEC) for folder in folders]
+    yield
+    for each in owned:
+        os.fsync(each.fd)
 
 
 class OpenFile(Destination):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _crc32, _read, _write, workers
+from ._descriptor import Owned
 from .containers.zip import BYTEORDER_RECORD, METADATA_MOST_NBYTES, METADATA_RECORD, PICKLE
 from .containers.zip_writer import (
     SERIALIZATION_ID,
@@ -204,21 +205,17 @@ class Writer:
 
         def write(num_threads, owner=owner):
             # A descriptor of its own, lest an interrupted save closes the one that is written to, and it becomes another.
-            own = -1 if fd < 0 else os.dup(fd)
-            try:
-                return _write.write(
-                    own,
-                    address,
-                    nbytes,
-                    offset + self.destination.base,
-                    crc if self.want_crc else None,
-                    self.control,
-                    kernel=self.kernel,
-                    num_threads=num_threads,
-                )
-            finally:
-                if own >= 0:
-                    os.close(own)
+            own = None if fd < 0 else Owned(os.dup, fd)
+            return _write.write(
+                own.fd if own else -1,
+                address,
+                nbytes,
+                offset + self.destination.base,
+                crc if self.want_crc else None,
+                self.control,
+                kernel=self.kernel,
+                num_threads=num_threads,
+            )
 
         def cancel():
             self.control[STOP] = 1

@@ -18,7 +18,7 @@ MOST = 2**32 - 1  # what the format's 32-bit numbers hold
 
 class ChunkEntry(NamedTuple):
     filename: str
-    count: int  # of items
+    count: int  # type: ignore[assignment]  # of items; nobody counts what is in an entry
     nbytes: int | None  # of the file; inflated, where the file as a whole is compressed
 
 

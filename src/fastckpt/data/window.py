@@ -37,7 +37,8 @@ class Window:
         )
         self.ready = {}  # job -> what it gave
         self.stopped = False
-        self.handed_out = 0.0  # when the last job was released, if the caller helps
+        # If the caller helps: when the last job was released, and whether the next one was asked for soon after that.
+        self.handed_out, self.hurries = 0.0, False
         self.pid = os.getpid()
         # Over next_in, next_out, idle and ready; never held while a job runs.
         self.lock = threading.Lock()
@@ -57,7 +58,9 @@ class Window:
         try:
             for _ in range(number):
                 # daemon: so that the interpreter's end does not wait before _end_all has told them to end
-                thread = threading.Thread(target=self._work, name="loader", daemon=True)
+                thread = threading.Thread(
+                    target=_work, args=(weakref.ref(self), self.wake), name="loader", daemon=True
+                )
                 thread.start()
                 self.threads.append(thread)
         except RuntimeError:  # no more are to be had: those that are there do it, or the caller
@@ -76,6 +79,8 @@ class Window:
             raise StopIteration
         if self.threads and os.getpid() != self.pid:
             return self._left_over(job)
+        if self.helps:  # before it makes the job itself, which takes time, too
+            self.hurries = time.perf_counter() - self.handed_out < HURRY
         while job not in self.ready:
             if not self.threads or (self.helps and self._take(job)):
                 self.ready[job] = LOST
@@ -101,10 +106,10 @@ class Window:
             self.ready.pop(job, None)
             self.next_out = job + 1
             return
-        hurries = self.helps and time.perf_counter() - self.handed_out < HURRY
         with self.lock:
             self.ready.pop(job, None)
-            if self.idle and not hurries and self.next_in < min(self.count, job + 1 + self.width):
+            limit = min(self.count, job + 1 + self.width)
+            if self.idle and not self.hurries and self.next_in < limit:
                 self.idle -= 1
                 self.wake.put(None)
             self.next_out = job + 1
@@ -142,23 +147,17 @@ class Window:
 
     # -- the threads
 
-    def _may_start(self):
-        return self.next_in < min(self.count, self.next_out + self.width)
-
-    def _work(self):
-        while not self.stopped:
-            with self.lock:
-                job = self.next_in
-                if may := self._may_start():
-                    self.next_in += 1
-                elif job < self.count:
-                    self.idle += 1  # under one lock with what moves the window on: no word is lost
-                else:
-                    return
-            if may:
-                self._do(job)
-            else:
-                self.wake.get()
+    def _begin(self):
+        """The job that a thread is to do now; None if it has to wait for a word. StopIteration where there is no more to do."""
+        with self.lock:
+            job = self.next_in
+            if self.stopped or job >= self.count:
+                raise StopIteration
+            if job < self.next_out + self.width:
+                self.next_in += 1
+                return job
+            self.idle += 1  # under one lock with what moves the window on: no word is lost
+            return None
 
     def _do(self, job):
         try:
@@ -176,6 +175,20 @@ class Window:
             self.news.release()
         except RuntimeError:  # it is known already
             pass
+
+
+def _work(window_of, wake):
+    """What a thread does. It holds no window while it waits: whoever uses one may lead back to itself, and still be dropped."""
+    while (window := window_of()) is not None:
+        try:
+            job = window._begin()
+        except StopIteration:
+            return
+        if job is not None:
+            window._do(job)
+        del window
+        if job is None:
+            wake.get()
 
 
 # Those that have threads, for the end of the interpreter: a thread that is still computing then may crash.

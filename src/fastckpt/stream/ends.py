@@ -10,6 +10,7 @@ import os
 import select
 import socket
 
+from .._descriptor import Owned
 from .._flow import ENDED
 from ..destination import Stream, naming
 from ..errors import FormatError
@@ -31,19 +32,17 @@ class Descriptor:
     """
 
     def __init__(self, fd, name, owner=None, timeout=None):
-        self.fd = -1
         self.name, self.owner = name, owner
         self.timeout = timeout or None  # a socket that never waits (0) has to, here
         with naming(name):
-            self.fd = os.dup(fd)
+            self._owned = Owned(os.dup, fd)
+
+    @property
+    def fd(self):
+        return self._owned.fd
 
     def close(self):
-        if self.fd >= 0:
-            fd, self.fd = self.fd, -1
-            os.close(fd)
-
-    def __del__(self):  # of an iteration that is given up
-        self.close()
+        self._owned.close()
 
     def check_open(self):
         """Raise OSError where the object that it is of was closed."""
