@@ -404,7 +404,7 @@ def named_tensors(root):
 
 
 def place(root, tuple path, tensor):
-    """Put a tensor where ``path``, one of those of ``named_tensors``, leads in an inert object. Gives what is the root then.
+    """Put a tensor where a path of ``named_tensors`` leads in an inert object; gives what is the root then.
 
     What stands in a set, and what has been placed already under another path, stays.
     """

@@ -336,8 +336,9 @@ class Stream(Destination):
             view = view[taken:]
 
     def _wait(self, error):
-        """Wait where a buffer is full and its descriptor does not wait; other objects don't say what they took, so that is an error."""
-        if type(self.f) not in (io.BufferedWriter, io.BufferedRandom):
+        """Wait where a buffer is full and its descriptor does not wait. Other objects don't say what they took of the data."""
+        buffered = type(self.f) in (io.BufferedWriter, io.BufferedRandom)
+        if not buffered or not hasattr(error, "characters_written"):
             raise error
         wait_to_write(self.f.fileno())
 

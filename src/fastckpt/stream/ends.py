@@ -9,6 +9,7 @@ import io
 import os
 import select
 import socket
+import sys
 
 from .._descriptor import Owned
 from .._flow import ENDED
@@ -96,11 +97,10 @@ def patient(f, call, event):
 
 def wanted_by_tls(error):
     """What a TLS socket that never waits has to wait for; None where the error is another one."""
-    import ssl
-
-    if isinstance(error, ssl.SSLWantReadError):
-        return select.POLLIN
-    return select.POLLOUT if isinstance(error, ssl.SSLWantWriteError) else None
+    ssl = sys.modules.get("ssl")  # Python may have been built without
+    if ssl is None or not isinstance(error, (ssl.SSLWantReadError, ssl.SSLWantWriteError)):
+        return None
+    return select.POLLIN if isinstance(error, ssl.SSLWantReadError) else select.POLLOUT
 
 
 def unfit(f, what):
