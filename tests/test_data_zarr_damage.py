@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 zarr = pytest.importorskip("zarr")
 
 import zarrcraft  # noqa: E402
-from fastckpt import FormatError, UnsupportedError  # noqa: E402
+from fastckpt import FormatError, LimitError, Limits, UnsupportedError  # noqa: E402
 from fastckpt.data import ZarrReader  # noqa: E402
 from fastckpt.data.zarr_window import AMBIGUOUS, BROKEN, edge_bases  # noqa: E402
 
@@ -254,6 +254,91 @@ class TestDamage:
         assert reader(tmp_path / "s", fields=["x", "when"])[0]["when"].dtype == "M8[s]"
 
 
+def announce(path, **changes):
+    """Change what an array's metadata says, of its shape or of that of its chunks."""
+    path = path / "zarr.json"
+    metadata = json.loads(path.read_text())
+    if "shape" in changes:
+        metadata["shape"] = changes["shape"]
+    if "chunks" in changes:
+        metadata["chunk_grid"]["configuration"]["chunk_shape"] = changes["chunks"]
+    path.write_text(json.dumps(metadata))
+
+
+class TestAnnounced:
+    """Chunks need not be there, so that some bytes of metadata can ask for any amount of them."""
+
+    @pytest.mark.parametrize(
+        ("changes", "sentence"),
+        [
+            ({"shape": [15, 2**31], "chunks": [4, 3]}, "sample 2 (row 2 of the store) takes 1431655766 chunks, and Limits.zarr_chunks allows 100000"),
+            ({"shape": [15, 2**31], "chunks": [4, 2**31]}, "takes 42949672960 bytes, and Limits.zarr_nbytes allows 4294967296"),
+            ({"shape": [2**40, 3], "chunks": [2**40, 3]}, "takes 13194139533312 bytes"),
+        ],
+        ids=["chunks", "row", "chunk"],
+    )  # fmt: skip
+    def test_a_field(self, store, changes, sentence):
+        path, _, samples = store
+        announce(path / "core" / "positions", **changes)
+        found = reader(path)
+        for use in (found.read, lambda i: found.read_batch([i])):
+            with pytest.raises(LimitError) as error:
+                use(2)
+            assert sentence in str(error.value)
+            assert f"{path}: array 'core/positions'" in str(error.value)
+        fields = ["energy", "cell"]
+        np.testing.assert_array_equal(reader(path, fields=fields)[2]["cell"], samples[2]["cell"])
+
+    @pytest.mark.parametrize(
+        ("chunk", "sentence"),
+        [(4, "takes 2147483648 chunks"), (2**33, "takes 8589934592 bytes")],
+        ids=["chunks", "bytes"],
+    )
+    def test_a_mask(self, store, chunk, sentence):
+        path, group, _ = store
+        found = reader(path, fields=["energy"])
+        announce(path / "meta" / "samples_mask", shape=[2**33], chunks=[chunk])
+        group.attrs["num_samples"] = 2**33
+        for use in (lambda: reader(path), found.check_integrity):
+            with pytest.raises(LimitError) as error:
+                use()
+            assert f"array 'meta/samples_mask': all of it {sentence}" in str(error.value)
+
+    def test_rows_without_number(self, tmp_path):
+        group = zarr.open_group(tmp_path / "s", mode="w")
+        group.create_array("x", shape=(2**50, 2), chunks=(10, 2), dtype="f4", fill_value=7)
+        found = reader(tmp_path / "s")
+        assert len(found) == 2**50
+        assert found[2**50 - 1]["x"].tolist() == [7, 7]
+        assert found.read_batch([2**49, 0])["x"].shape == (2, 2)
+
+    @pytest.mark.parametrize("shape", [[10**30, 3], [15, 10**30]], ids=["rows", "across"])
+    def test_sizes_that_cannot_be(self, store, shape):
+        path, _, _ = store
+        announce(path / "core" / "positions", shape=shape)
+        with pytest.raises(
+            FormatError, match=r"'core/positions' has shape .* sizes that cannot be"
+        ):
+            reader(path)
+        assert set(kinds(path)) == {"bad_metadata"}
+
+    @pytest.mark.parametrize(
+        ("enough", "too_little"),
+        [({"zarr_nbytes": 40}, {"zarr_nbytes": 39}), ({"zarr_chunks": 3}, {"zarr_chunks": 2})],
+        ids=["nbytes", "chunks"],
+    )
+    def test_limits(self, tmp_path, enough, too_little):
+        group = zarr.open_group(tmp_path / "s", mode="w")
+        group.create_array("x", data=np.arange(30, dtype="f4").reshape(3, 10), chunks=(1, 4))
+        found = reader(tmp_path / "s", limits=Limits(**enough))
+        assert found[1]["x"].tolist() == list(range(10, 20))
+        assert len(found[:]) == 3
+        with pytest.raises(
+            LimitError, match=r"sample 1 \(row 1 of the store\) takes .* limits= has"
+        ):
+            reader(tmp_path / "s", limits=Limits(**too_little)).read(1)
+
+
 def kinds_of_rows(path):
     return [f.kind for f in reader(path, fields=["x"]).check_integrity().findings]
 
@@ -269,6 +354,7 @@ class TestArguments:
             ({"fields": ["forces"]}, KeyError, "no field 'forces'; there are: atomic_numbers, positions"),
             ({"cache_bytes": -1}, ValueError, "cache_bytes=-1"),
             ({"cache_bytes": 1.5}, ValueError, "cache_bytes=1.5"),
+            ({"limits": 3}, TypeError, "limits=3: a Limits is expected"),
             ({"framework": "jax"}, ValueError, "expected one of: torch, numpy"),
         ],
         ids=lambda value: str(value)[:30],

@@ -394,6 +394,16 @@ def test_a_socket(buffering):
     same(NEW, fastckpt.load(bytes(found)))
 
 
+def test_a_socket_that_does_not_wait():
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    with theirs, drained(theirs.fileno(), pause=0.1) as found, ours:
+        with ours.makefile("wb") as file:
+            fastckpt.save(NEW, file)
+        ours.shutdown(socket.SHUT_WR)
+    same(NEW, fastckpt.load(bytes(found)))
+
+
 def test_a_named_pipe(tmp_path):
     path = tmp_path / "pipe"
     os.mkfifo(path)

@@ -567,6 +567,21 @@ def test_folders_without_a_checkpoint(tmp_path, kind, way):
     assert caught.value.filename == str(tmp_path)
 
 
+def test_a_folder_that_turns_into_one_file_while_it_is_looked_at(folder):
+    class Turning:
+        """The folder's path; between the look for the one file and that for the index, a save ends."""
+
+        looks = 0
+
+        def __fspath__(self):
+            self.looks += 1
+            if self.looks == 2:
+                fastckpt.save_sharded({"new": torch.ones(3)}, folder)
+            return str(folder)
+
+    assert fastckpt.load(Turning())["new"].sum() == 3
+
+
 @pytest.mark.parametrize("options", [{"offset": 5}, {"nbytes": 100}], ids=str)
 def test_a_region_of_an_index(options, folder):
     with pytest.raises(TypeError, match="offset and nbytes are of one file"):

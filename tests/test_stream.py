@@ -6,6 +6,7 @@ import os
 import pickle
 import signal
 import socket
+import ssl
 import struct
 import subprocess
 import sys
@@ -38,6 +39,11 @@ def dumped(obj, **options):
 def shared():
     base = torch.arange(24.0)
     return {"base": base, "view": base[4:10].view(2, 3), "twice": [base, base]}
+
+
+class Settings:
+    def __init__(self, rate):
+        self.rate = rate
 
 
 OBJECTS = {
@@ -97,6 +103,21 @@ def test_leaves_are_strided_tensors_on_their_own(name):
             dumped([obj], format="pytree")
 
 
+@pytest.mark.parametrize(
+    ("obj", "words"),
+    [
+        ([1, torch.nn.Linear(1, 1)], "leaf 1 is a Linear that holds a tensor, which this format"),
+        ([Settings(torch.ones(1))], "leaf 0 is a Settings that holds a tensor"),
+        ([Settings([torch.ones(1).storage()])], "leaf 0 is a Settings that holds a tensor"),
+        ({torch.ones(1): 2}, "the keys or the context of a container hold a tensor"),
+    ],
+    ids=["module", "object", "storage", "key"],
+)
+def test_leaves_that_hold_tensors(obj, words):
+    with pytest.raises(fastckpt.UnsupportedError, match=words):
+        dumped(obj, format="pytree")
+
+
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 @each_format
 def test_pickle_protocols(format, protocol):
@@ -128,6 +149,10 @@ def non_blocking(fd, mode):
     return fd
 
 
+def buffered_non_blocking(fd, mode):
+    return open(non_blocking(fd, mode), mode)
+
+
 def sockets(wrap, timeout=None):
     def ends():
         pair = socket.socketpair()
@@ -142,6 +167,33 @@ def file_of(sock, mode, **options):
     f = sock.makefile(mode, **options)
     sock.close()  # when the file is
     return f
+
+
+def tls(timeout):
+    """Two ends of TLS, with a cipher that needs no certificate."""
+
+    def ends():
+        contexts = {}
+        for protocol in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER):
+            contexts[protocol] = context = ssl.SSLContext(protocol)
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            context.maximum_version = ssl.TLSVersion.TLSv1_2
+            context.set_ciphers("AECDH-AES256-SHA:@SECLEVEL=0")
+        client, server = contexts.values()
+        here, there = socket.socketpair()
+        accepted = []
+        thread = threading.Thread(
+            target=lambda: accepted.append(server.wrap_socket(there, server_side=True))
+        )
+        thread.start()
+        pair = [client.wrap_socket(here)]
+        thread.join()
+        pair += accepted
+        for each in pair:
+            each.settimeout(timeout)
+        return pair
+
+    return ends
 
 
 class Wrapped(socket.socket):
@@ -165,11 +217,14 @@ ENDS = {
     "pipe_buffered": pipe(open),
     "pipe_non_blocking": pipe(non_blocking),
     "pipe_raw_non_blocking": pipe(lambda fd, mode: raw(non_blocking(fd, mode), mode)),
+    "pipe_buffered_non_blocking": pipe(buffered_non_blocking),
     "socket": sockets(lambda sock, mode: sock),
     "socket_timeout": sockets(lambda sock, mode: sock, timeout=10),
     "socket_non_blocking": sockets(lambda sock, mode: sock, timeout=0),
     "socket_file": sockets(lambda sock, mode: file_of(sock, mode)),
     "socket_file_raw": sockets(lambda sock, mode: file_of(sock, mode, buffering=0)),
+    "tls": tls(timeout=None),
+    "tls_non_blocking": tls(timeout=0),
     "socket_wrapped": sockets(lambda sock, mode: Wrapped(fileno=sock.detach())),
 }
 
@@ -629,11 +684,6 @@ def test_map_location():
         stream.load(io.BytesIO(data), map_location=lambda storage, location: storage)["b"].sum()
         == 2
     )
-
-
-class Settings:
-    def __init__(self, rate):
-        self.rate = rate
 
 
 @pytest.mark.parametrize("format", ["native", "torch"])

@@ -235,6 +235,7 @@ HOSTILE = {
     "sizes_that_wrap": (native(TENSOR, [8, (1 << 63) - 1, 1], data_nbytes=8), "do not add up"),
     "wrong_total": (native(TENSOR, [8], data_nbytes=9), "do not add up"),
     "another_size": (native(TENSOR, [16]), "record '0' has 16 bytes, the pickle says 8"),
+    "more_storages_than_names": (native(TENSOR, [8, 0]), "2 storages are to come, and the pickle names 1"),
     "no_such_storage": (native(TENSOR, []), "storage '0' is named by the pickle"),
     # torch's
     "no_table": (craft({}) + b"0000", "a table of records is expected"),
@@ -262,6 +263,7 @@ HOSTILE = {
     "tensor_of_1_TB": (leaves([metadata(ONE_TB)], LEAF), "the storages would take"),
     "negative_nbytes": (leaves([metadata(-1)], LEAF), "a size and a plain dtype are expected"),
     "dtype": (leaves([metadata(dtype="torch qint8")], LEAF), "a size and a plain dtype are expected"),
+    "one_tensor_twice": (leaves(Raw(b"](" + emit(metadata()) + b"q\x7fh\x7fe"), LEAF), "a tensor stands twice among the leaves"),
     "outside": (leaves([metadata(size=(3,))], LEAF), "reaches beyond its storage"),
     "negative_offset": (leaves([metadata(offset=-1)], LEAF), "storage offset is -1"),
     "no_stride": (leaves([metadata(stride=None)], LEAF), "tuples are expected"),

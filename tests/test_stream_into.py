@@ -1,10 +1,12 @@
 """out=: streams into tensors that are there."""
 
+import collections
 import io
 
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
+from torch.utils import _pytree as pytree
 
 import fastckpt
 from fastckpt import stream
@@ -103,6 +105,40 @@ def test_the_object_comes_with_these_tensors():
     assert found["w"] is out["w"]
     assert found["step"] == 3
     assert out.keys() == {"w"}
+
+
+def parameter(*shape):
+    return torch.nn.Parameter(torch.zeros(shape))
+
+
+WEIGHT, PAIR = torch.ones(3), [torch.ones(3), torch.ones(2)]
+EACH_ITS_OWN = {
+    "two names": ({"a": WEIGHT, "b": WEIGHT}, {"a": torch.zeros(3), "b": torch.zeros(3)}),
+    "in tuples": ([(WEIGHT,), (WEIGHT, 1)], [(torch.zeros(3),), (torch.zeros(3), 1)]),
+    "in an OrderedDict": (
+        collections.OrderedDict(a=[WEIGHT], b=collections.deque([WEIGHT])),
+        {"a": [torch.zeros(3)], "b": [torch.zeros(3)]},
+    ),
+    "parameters": ({"a": torch.nn.Parameter(WEIGHT)}, {"a": parameter(3)}),
+    "one parameter": (torch.nn.Parameter(WEIGHT), torch.zeros(3)),
+    "a tensor for a parameter": ({"a": WEIGHT, "b": WEIGHT}, {"a": parameter(3), "b": parameter(3)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EACH_ITS_OWN)
+def test_each_name_has_its_own_tensor(name):
+    sent, out = EACH_ITS_OWN[name]
+    found, there = pytree.tree_leaves(load(sent, out)), pytree.tree_leaves(out)
+    assert all(a is b for a, b in zip(found, there, strict=True))
+    assert all(leaf.sum() == 3 for leaf in there if isinstance(leaf, torch.Tensor))
+
+
+def test_one_list_under_two_names_stays_one():
+    out = {"a": [torch.zeros(3), torch.zeros(2)], "b": [torch.zeros(3), torch.zeros(2)]}
+    found = load({"a": PAIR, "b": PAIR}, out)
+    assert found["a"] is found["b"]
+    assert [x is y for x, y in zip(found["a"], out["a"], strict=True)] == [True, True]
+    assert torch.equal(out["b"][0], WEIGHT)
 
 
 @pytest.mark.parametrize("there_are_tied", [True, False], ids=["tied_there", "apart_there"])

@@ -403,6 +403,46 @@ def named_tensors(root):
     return walked(root, True)
 
 
+def place(root, tuple path, tensor):
+    """Put a tensor where a path of ``named_tensors`` leads in an inert object; gives what is the root then.
+
+    What stands in a set, and what has been placed already under another path, stays.
+    """
+    if not path:
+        return tensor
+    container = root
+    for key in path[:-1]:
+        container = member(container, key)
+    if is_tensor(member(container, path[-1])):
+        put(container, path[-1], tensor)
+    return root
+
+
+cdef object member(object container, object key):
+    """What ``children`` gives by that key; None where there is no such thing any more."""
+    cdef int kind = kind_of(container)
+    if kind == LIST or kind == TUPLE or kind == DEQUE:
+        return container[key]
+    if kind == DICT and key in container:
+        return container[key]
+    return getattr(container, "__dict__", {}).get(key) if kind == DICT or kind == NAMESPACE else None
+
+
+cdef int put(object container, object key, object value) except -1:
+    cdef int kind = kind_of(container)
+    if kind == TUPLE:
+        old = container[key]
+        Py_INCREF(value)
+        PyTuple_SET_ITEM(<PyObject*> container, key, <PyObject*> value)
+        Py_DECREF(old)
+        FORGET_HASH(<PyObject*> container)
+    elif kind == LIST or kind == DEQUE or kind == DICT and key in container:
+        container[key] = value
+    else:
+        container.__dict__[key] = value
+    return 0
+
+
 def leaves(root, set seen):
     """The leaves alone, without their paths, and those in keys; ``seen`` are ids of containers walked before."""
     cdef list found = [], todo = [root]

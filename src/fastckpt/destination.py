@@ -319,7 +319,12 @@ class Stream(Destination):
     def write(self, data):
         view = memoryview(data).cast("B")
         while view:
-            taken = self.f.write(view)
+            try:
+                taken = self.f.write(view)
+            except BlockingIOError as error:
+                self._wait(error)
+                view = view[error.characters_written :]
+                continue
             if taken is None and isinstance(self.f, io.RawIOBase):  # it would have to wait
                 wait_to_write(self.f.fileno())
                 continue
@@ -330,9 +335,23 @@ class Stream(Destination):
                 raise OSError(errno.EIO, message, self.name)
             view = view[taken:]
 
+    def _wait(self, error):
+        """Wait where a buffer is full and its descriptor does not wait. Other objects don't say what they took of the data."""
+        buffered = type(self.f) in (io.BufferedWriter, io.BufferedRandom)
+        if not buffered or not hasattr(error, "characters_written"):
+            raise error
+        wait_to_write(self.f.fileno())
+
+    def flush(self):
+        """Let what is written go."""
+        while hasattr(self.f, "flush"):
+            try:
+                return self.f.flush()
+            except BlockingIOError as error:
+                self._wait(error)
+
     def commit(self, nbytes):
-        if hasattr(self.f, "flush"):
-            self.f.flush()
+        self.flush()
 
 
 def wait_to_write(fd):

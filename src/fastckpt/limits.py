@@ -17,6 +17,9 @@ class Limits:
         before it only counts them.
     int_digits: decimal digits of an int in a text pickle (turning digits into an int takes quadratic time).
     stream_nbytes: bytes of memory that a stream may ask for by what it announces; None for as many as the machine has.
+    zarr_chunks: in how many chunks one sample of an array of a Zarr store may lie, or a pointer. Those that are missing are filled, so
+        that a few bytes of metadata can ask for any number of them; each takes some 100 us.
+    zarr_nbytes: how many bytes one sample of such an array may take, decoded in whole chunks, or a pointer.
     """
 
     key_items: int | None = None
@@ -26,3 +29,5 @@ class Limits:
     int_digits: int = 4300
     scan_events: int = 100_000
     stream_nbytes: int | None = None
+    zarr_chunks: int = 100_000
+    zarr_nbytes: int = 1 << 32

@@ -33,7 +33,8 @@ def weights_of(f):
     """
     if not isinstance(f, (str, os.PathLike)) and not (type(f) is bytes and is_path(f)):
         return f
-    for name in (SINGLE, INDEX):
+    # Twice for the file: a save that turns an index into one file lets go of the index only when the file is there.
+    for name in (SINGLE, INDEX, SINGLE):
         path = os.path.join(os.fsdecode(f), name)
         if os.path.isfile(path):
             return path

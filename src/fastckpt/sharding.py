@@ -51,6 +51,7 @@ def save_sharded(
 
     All files are written before the first of them has a name: whatever happens before, the folder is as it was. They get their
     names one after the other, the index last; ``load`` refuses a folder in which that was interrupted and two saves are mixed.
+    One save at a time: of two into one folder, each may remove shards of the other as old ones, and what is left can't be loaded.
     Raises what ``save`` raises, NotADirectoryError where a file is in the way, TypeError for what is no dict of tensors, ValueError for more than 99,999 shards.
     Source: github.com/huggingface/transformers, save_pretrained, for the names and the index.
     """

@@ -35,12 +35,14 @@ class LitDataReader(Reader):
         torch.utils.data.DataLoader(reader, batch_size=64, shuffle=True)
 
     ``path``: the folder, of which nothing is ever written, deleted or replaced. ``mmap``: map chunks instead of reading them, all
-    (True) or those of these numbers; only such that nobody cuts short while they are read. Chunks that are compressed or encrypted
-    are read all the same, and samples are the same either way. ``framework``: "torch" makes tensors of tensors, "numpy" NumPy
-    arrays. ``key``: of a data set that is encrypted, as ``fernet_key`` derives it. ``decoders``: callables that make something of the
-    bytes of a leaf, by the name of its serializer ("jpeg"); those of media are else handed out as bytes. ``types``: classes of
-    namedtuples, by the name they were registered with. ``allow_pickle`` runs the pickles in a data set, which is as trusting its
-    writer with this process. ``cache_nbytes`` bounds what is kept of chunks: offsets, and what was inflated or decrypted.
+    (True) or those of these numbers; only such that nobody cuts short while they are read. All that is compared before each read is
+    the size of the chunk: whoever cuts the mapped file in that instant ends the process (SIGBUS), and ``mmap=False`` never does.
+    Chunks that are compressed or encrypted are read all the same, and samples are the same either way. ``framework``: "torch" makes
+    tensors of tensors, "numpy" NumPy arrays. ``key``: of a data set that is encrypted, as ``fernet_key`` derives it. ``decoders``:
+    callables that make something of the bytes of a leaf, by the name of its serializer ("jpeg"); those of media are else handed out as
+    bytes. ``types``: classes of namedtuples, by the name they were registered with. ``allow_pickle`` runs the pickles in a data set,
+    which is as trusting its writer with this process. ``cache_nbytes`` bounds what is kept of chunks: offsets, and what was inflated
+    or decrypted.
 
     Raises FormatError for what is no such data set or damaged, UnsupportedError for what is not read here, UnsafePickleError for
     pickles, ModuleNotFoundError that names the extra where a library is missing (zstandard, cryptography, pyarrow), OSError.

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, LimitError
 from ..findings import Finding
+from ..limits import Limits
 from .zarr_layout import (
     ATOM,
     EDGE,
@@ -54,11 +55,11 @@ class IntegrityReport:
         return "\n".join([head, *(f"  {finding.message}" for finding in self.findings)])
 
 
-def inspect(store, *, edges=True):
-    """Compare what a store says of itself with its arrays; raises only where there is no store."""
+def inspect(store, *, edges=True, limits=None):
+    """Compare what a store says of itself with its arrays; raises only where there is no store, or LimitError."""
     where = describe(store)
     root = open_store(store, where)
-    inspection = _Inspection(where, root)
+    inspection = _Inspection(where, root, limits or Limits())
     if not hasattr(root, "members"):
         samples = root.shape[0] if root.shape else 0
     elif is_nvalchemi(where, root):
@@ -69,8 +70,8 @@ def inspect(store, *, edges=True):
 
 
 class _Inspection:
-    def __init__(self, where, root):
-        self.where, self.root, self.findings = where, root, []
+    def __init__(self, where, root, limits):
+        self.where, self.root, self.limits, self.findings = where, root, limits, []
 
     def note(self, kind, message, path=None):
         self.findings.append(Finding(kind, f"{self.where}: {message}", path))
@@ -79,6 +80,8 @@ class _Inspection:
         """What ``work`` gives; None, and a finding, where it raises."""
         try:
             return work(*args)
+        except LimitError:  # which the caller set, and says nothing of the store
+            raise
         except CheckpointError as error:
             self.findings.append(Finding(kind, str(error), path))
             return None
@@ -133,7 +136,7 @@ class _Inspection:
         """The committed part of a pointer or mask; None, and a finding, where it is not there."""
         array = self.attempt("bad_metadata", path, array_at, self.where, self.root, path)
         kind = "missing_array" if array is None else "short_array"
-        values = self.attempt(kind, path, whole, self.where, self.root, path, length)
+        values = self.attempt(kind, path, whole, self.where, self.root, path, length, self.limits)
         if values is not None:
             self.surplus(path, array.shape[0], length)
         return values
@@ -205,7 +208,7 @@ class _Inspection:
             self.surplus(entry.path, found, expected)
 
     def edges(self):
-        arrays = Arrays(lambda: self.root, cache_bytes=0)
+        arrays = Arrays(lambda: self.root, cache_bytes=0, limits=self.limits)
         entries = alchemi_entries(self.where, self.root, repair=True)
         entries = [entry for entry in entries if is_edges(entry)]
         layout = alchemi_layout(self.where, self.root, entries, arrays, repair=True)

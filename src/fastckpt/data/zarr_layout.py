@@ -53,14 +53,14 @@ class Entry:
 class Layout:
     """A store at one moment; never changed, so that readers in other threads see all of it or nothing.
 
-    ``samples``: int64, the row of each sample that is not deleted among the ``committed`` ones. ``pointers``: by level, int64
+    ``samples``: int64 or EveryRow, the row of each sample that is not deleted among the ``committed`` ones. ``pointers``: by level, int64
     [committed + 1]; levels that have none have a row for each sample. ``products``: by level, the levels of its two axes.
     ``single``: the store is one array, and a sample is no dict.
     """
 
     where: str
     fields: tuple
-    samples: np.ndarray
+    samples: object
     committed: int
     pointers: dict
     products: dict
@@ -68,14 +68,27 @@ class Layout:
     arrays: Arrays
 
 
-def open_layout(store, fields, repair, cache_bytes):
-    """Open a store. Raises FileNotFoundError, FormatError, UnsupportedError, and KeyError for a field it does not have."""
+class EveryRow:
+    """The rows of samples where each row is one: theirs are the same numbers, however many a store says that there are."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, samples):
+        return samples
+
+
+def open_layout(store, fields, repair, cache_bytes, limits=None):
+    """Open a store. Raises FileNotFoundError, FormatError, UnsupportedError, LimitError, and KeyError for a field it does not have."""
     where = describe(store)
 
     def open_root():
         return open_store(store, where)
 
-    arrays = Arrays(open_root, cache_bytes)
+    arrays = Arrays(open_root, cache_bytes, limits)
     root = arrays.here().root
     if not hasattr(root, "members"):
         entries = [Entry("", "", ROW, root)]
@@ -120,8 +133,7 @@ def rows_layout(where, entries, arrays, *, single=False):
                 f"{where}: array {field.name!r} has {field.rows.length} rows, {first.path!r} has {first.length}; "
                 "arrays of equal length are expected, and fields= chooses some"
             )
-    samples = np.arange(first.length, dtype=np.int64)
-    return Layout(where, fields, samples, first.length, {}, {}, single, arrays)
+    return Layout(where, fields, EveryRow(first.length), first.length, {}, {}, single, arrays)
 
 
 def chosen(where, entries, names):
@@ -234,7 +246,7 @@ def definitions(where, root):
 
 def alchemi_layout(where, root, entries, arrays, repair):
     committed = committed_samples(where, root)
-    mask = whole(where, root, "meta/samples_mask", committed)
+    mask = whole(where, root, "meta/samples_mask", committed, arrays.limits)
     defined = definitions(where, root)
     fields = tuple(alchemi_field(where, entry, repair) for entry in entries)
     pointers, products = {}, {}
@@ -251,7 +263,7 @@ def alchemi_layout(where, root, entries, arrays, repair):
             todo += axes
         if kind in ("segmented", "product"):
             path = POINTERS.get(level, f"meta/level_ptrs/{level}")
-            pointers[level] = whole(where, root, path, committed + 1)
+            pointers[level] = whole(where, root, path, committed + 1, arrays.limits)
         elif kind != "uniform":
             raise FormatError(
                 f"{where}: level {level!r} is of kind {short(kind)}; uniform, segmented or product is expected"
@@ -273,7 +285,7 @@ def committed_samples(where, root):
     return committed
 
 
-def whole(where, root, path, length):
+def whole(where, root, path, length, limits):
     """The first ``length`` entries of a pointer or a mask."""
     array = array_at(where, root, path)
     if array is None:
@@ -284,6 +296,8 @@ def whole(where, root, path, length):
             f"{length} whole numbers are expected"
         )
     rows = Rows(where, path, array)
+    if length > rows.most_rows(limits):
+        raise rows.too_much("all of it", length, limits)
     blocks = range(-(-length // rows.block_rows)) if length else ()
     values = np.concatenate(rows.read(array, blocks)) if blocks else rows.empty(0)
     return values[:length].astype(np.int64 if array.dtype.kind != "b" else bool, copy=False)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import FormatError, UnsupportedError, short
-from ..loading import require_torch
+from ..limits import Limits
+from ..loading import check_types, require_torch
 from .reader import Reader
 from .zarr_batch import GraphBatch
 from .zarr_integrity import IntegrityReport, inspect
@@ -42,10 +43,12 @@ class ZarrReader(Reader):
         ``neighbor_list``. Without it both are errors.
     cache_bytes: at most so much memory is kept for decoded chunks, the least recently used ones being dropped. Reads are
         fastest where all chunks of the fields fit.
+    limits: a Limits; ``zarr_chunks`` and ``zarr_nbytes`` bound what one sample takes, since chunks need not be there.
     framework: "torch" or "numpy"; None for torch where it is installed.
 
     Raises FileNotFoundError where there is nothing, FormatError for what is no Zarr store or contradicts itself, UnsupportedError
-    for elements that the framework has no type for, KeyError for a field that is not there, ImportError without zarr.
+    for elements that the framework has no type for, KeyError for a field that is not there, ImportError without zarr; LimitError, also
+    when a sample is read that is larger than ``limits`` say.
     """
 
     def __init__(
@@ -56,11 +59,14 @@ class ZarrReader(Reader):
         repair: bool = False,
         cache_bytes: int = CACHE_BYTES,
         framework: str | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self._store = store
         self._repair = bool(repair)
         self._chosen = checked_fields(fields)
         self._cache_bytes = checked_size(cache_bytes)
+        check_types(None, limits)
+        self._limits = limits or Limits()
         self.framework = checked_framework(framework)
         self._layout: Any = None
         self._bases: Any = None
@@ -73,7 +79,9 @@ class ZarrReader(Reader):
         on as before. Samples may have other numbers afterwards.
         """
         self.check_open()
-        layout = open_layout(self._store, self._chosen, self._repair, self._cache_bytes)
+        layout = open_layout(
+            self._store, self._chosen, self._repair, self._cache_bytes, self._limits
+        )
         if self.framework == "torch":
             for field in layout.fields:
                 check_torch_has(layout.where, field.rows)
@@ -83,10 +91,10 @@ class ZarrReader(Reader):
         """Compare the arrays of the store with each other, whatever ``fields`` says: an ``IntegrityReport``.
 
         ``edges=False`` leaves the edges unread; what remains needs pointers, masks and metadata alone. Damage inside of chunks
-        of other fields is not looked for.
+        of other fields is not looked for. Raises LimitError where a pointer or a mask is larger than ``limits`` say.
         """
         self.check_open()
-        return inspect(self._store, edges=edges)
+        return inspect(self._store, edges=edges, limits=self._limits)
 
     @property
     def fields(self) -> tuple[str, ...]:

@@ -1,13 +1,15 @@
 """Rows of Zarr arrays, gathered in any order through a bounded cache of decoded chunks."""
 
 import collections
+import math
 import os
 import threading
 
 import numpy as np
 
 from .._rows import copy_rows
-from ..errors import FormatError, UnsupportedError
+from ..errors import FormatError, LimitError, UnsupportedError
+from ..limits import Limits
 from .zarr_store import translated
 from .zarr_tensorstore import quicker
 
@@ -16,13 +18,14 @@ READ_NBYTES = 64 << 20
 # A few runs of chunks are read as slices, more of them by one orthogonal selection: 512 chunks of one row took 580 ms as slices,
 # 96 ms at once (zarr 3.1.6); 8 slices of large chunks took as long as their selection.
 MOST_SLICES = 4
+MOST_ROWS = 1 << 61  # so that sums of their numbers are int64
 
 
 class Rows:
     """One array as rows along ``axis``, in blocks: the rows of one chunk, whole, whichever way the others are cut.
 
     ``path`` names the array in its store, ``shape`` is that of one row, ``dtype`` in the machine's byte order. Raises
-    UnsupportedError for elements that have no fixed size.
+    UnsupportedError for elements that have no fixed size, FormatError for sizes that cannot be.
     """
 
     def __init__(self, where, path, array, axis=0):
@@ -31,6 +34,10 @@ class Rows:
         self.where, self.path, self.axis = where, path, axis
         self.length = array.shape[axis]
         self.shape = array.shape[:axis] + array.shape[axis + 1 :]
+        if max(array.shape) > MOST_ROWS:
+            raise FormatError(
+                f"{where}: array {path!r} has shape {array.shape}, sizes that cannot be; its metadata is damaged"
+            )
         dtype = np.dtype(array.dtype)
         if dtype.hasobject or dtype.kind not in "biufcmMSUV":
             raise UnsupportedError(
@@ -39,6 +46,30 @@ class Rows:
         self.dtype = dtype.newbyteorder("=")
         self.row_nbytes = self.dtype.itemsize * int(np.prod(self.shape, dtype=object))
         self.block_rows = max(1, min(array.chunks[axis], self.length))
+        across = [
+            max(1, -(-n // max(1, chunk)))
+            for i, (n, chunk) in enumerate(zip(array.shape, array.chunks, strict=True))
+            if i != axis
+        ]
+        self.block_chunks = math.prod(across)
+
+    def most_rows(self, limits):
+        """How many rows may be wanted for one thing, such as a sample."""
+        if self.block_rows * self.row_nbytes > limits.zarr_nbytes:
+            return 0
+        by_chunks = limits.zarr_chunks // self.block_chunks * self.block_rows
+        return min(by_chunks, limits.zarr_nbytes // max(1, self.row_nbytes))
+
+    def too_much(self, what, count, limits):
+        """The LimitError for more rows than that."""
+        chunks = -(-count // self.block_rows) * self.block_chunks
+        nbytes = max(count, self.block_rows) * self.row_nbytes
+        found = f"{chunks} chunks, and Limits.zarr_chunks allows {limits.zarr_chunks}"
+        if chunks <= limits.zarr_chunks:
+            found = f"{nbytes} bytes, and Limits.zarr_nbytes allows {limits.zarr_nbytes}"
+        return LimitError(
+            f"{self.where}: array {self.path!r}: {what} takes {found}; the metadata is damaged, or limits= has to raise that"
+        )
 
     def empty(self, count):
         return np.empty((count, *self.shape), self.dtype)
@@ -162,8 +193,9 @@ class Cache:
 class Arrays:
     """The arrays of an open store in this process, their cache and their locks; opened anew after a fork."""
 
-    def __init__(self, open_root, cache_bytes):
+    def __init__(self, open_root, cache_bytes, limits=None):
         self._open_root, self._cache_bytes = open_root, cache_bytes
+        self.limits = limits or Limits()
         self._here = None
 
     def here(self):

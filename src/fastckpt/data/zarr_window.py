@@ -72,9 +72,10 @@ class Window:
     def gather(self, fields):
         """The rows of each field, those of the samples one behind the other: a list of new arrays.
 
-        Raises FormatError where an array is shorter than its pointers say, or cannot be decoded.
+        Raises FormatError where an array is shorter than its pointers say, or cannot be decoded, LimitError where a sample is
+        larger than Limits allow.
         """
-        wanted = []
+        wanted, limits = [], self.layout.arrays.limits
         for field in fields:
             starts, counts = self.span(field.level)
             ends, rows = starts + counts, field.rows
@@ -85,6 +86,9 @@ class Window:
                     f"{self.layout.where}: array {rows.path!r} has {rows.length} rows, {self.name(i)} needs rows {starts[i]} to "
                     f"{ends[i] - 1}; the array was cut off, check_integrity() lists what is wrong"
                 )
+            if (counts > rows.most_rows(limits)).any():
+                i = int(counts.argmax())
+                raise rows.too_much(self.name(i), int(counts[i]), limits)
             key = field.level, rows.block_rows
             if key not in self._plans:
                 self._plans[key] = Plan(starts, counts, rows.block_rows)

@@ -9,6 +9,7 @@ import io
 import os
 import select
 import socket
+import sys
 
 from .._descriptor import Owned
 from .._flow import ENDED
@@ -75,6 +76,31 @@ def descriptor_of(f):
     if type(f) is io.FileIO:
         return Descriptor(f.fileno(), name_of(f), f)
     return None
+
+
+def patient(f, call, event):
+    """A call of a socket, made again where it would have had to wait for ``event``, or for what TLS wants first."""
+
+    def patiently(data):
+        while True:
+            try:
+                return call(data)
+            except BlockingIOError:
+                wanted = event
+            except OSError as error:
+                if (wanted := wanted_by_tls(error)) is None:
+                    raise
+            Descriptor(f.fileno(), name_of(f)).wait(wanted)
+
+    return patiently
+
+
+def wanted_by_tls(error):
+    """What a TLS socket that never waits has to wait for; None where the error is another one."""
+    ssl = sys.modules.get("ssl")  # Python may have been built without
+    if ssl is None or not isinstance(error, (ssl.SSLWantReadError, ssl.SSLWantWriteError)):
+        return None
+    return select.POLLIN if isinstance(error, ssl.SSLWantReadError) else select.POLLOUT
 
 
 def unfit(f, what):
@@ -230,7 +256,7 @@ def open_inlet(f):
     if descriptor is not None:
         return DescriptorInlet(descriptor)
     if isinstance(f, socket.socket):  # of a kind that does more than receive, such as TLS
-        return ObjectInlet(f, f.recv_into)
+        return ObjectInlet(f, patient(f, f.recv_into, select.POLLIN))
     if not hasattr(f, "read") and not hasattr(f, "readinto"):
         raise unfit(f, "read")
     return ObjectInlet(f, ObjectReader(f))
@@ -281,20 +307,17 @@ class DescriptorOutlet(Outlet):
 
 
 class ObjectOutlet(Outlet):
-    """``write(data)`` takes all of it."""
+    """``write(data)`` takes all of it, ``flush()`` lets it go."""
 
-    def __init__(self, f, write):
-        self.f, self.name, self.write = f, name_of(f), write
+    def __init__(self, f, write, flush=None):
+        self.name, self.write = name_of(f), write
+        self.flush = flush or super().flush
 
     def send(self, flow, end, tell=None):
         while (piece := flow.piece(end)) is not None:
             self.write(piece)
             if tell:
                 tell(flow.done)
-
-    def flush(self):
-        if hasattr(self.f, "flush"):
-            self.f.flush()
 
 
 def open_outlet(f):
@@ -303,7 +326,20 @@ def open_outlet(f):
     if descriptor is not None:
         return DescriptorOutlet(descriptor)
     if isinstance(f, socket.socket):
-        return ObjectOutlet(f, f.sendall)
+        return ObjectOutlet(f, f.sendall if f.gettimeout() != 0 else sender(f))
     if not hasattr(f, "write"):
         raise unfit(f, "write")
-    return ObjectOutlet(f, Stream(f).write)
+    stream = Stream(f)
+    return ObjectOutlet(f, stream.write, stream.flush)
+
+
+def sender(f):
+    """What sendall is, for a socket that never waits."""
+    send = patient(f, f.send, select.POLLOUT)
+
+    def send_all(data):
+        view = memoryview(data).cast("B")
+        while view:
+            view = view[send(view) :]
+
+    return send_all

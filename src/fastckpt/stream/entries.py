@@ -90,14 +90,17 @@ def read_table(inlet, begin, limits):
             inlet,
             "this is a legacy checkpoint of torch.save, not a stream; load() reads it, from a file",
         )
-    entries = [entry_of(inlet, row) for row in rows] if isinstance(rows, list) else []
+    entries = {}
+    for row in rows if isinstance(rows, list) else ():
+        key, nbytes = entry_of(inlet, row)
+        if key in entries:  # at once: a row that occurs again takes two bytes
+            raise error(inlet, f"the table of records names {short(key)} twice")
+        entries[key] = nbytes
     if not entries:
         raise error(inlet, f"a pickle of {short(rows)}; a table of records is expected")
-    if len({key for key, _ in entries}) != len(entries):
-        raise error(inlet, "the table of records names one of them twice")
-    if sum([nbytes for _, nbytes in entries]) > 1 << 62:
+    if sum(entries.values()) > 1 << 62:
         raise error(inlet, "the table of records has sizes that cannot be")
-    return entries
+    return list(entries.items())
 
 
 def entry_of(inlet, row):

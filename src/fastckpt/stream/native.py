@@ -68,8 +68,7 @@ def read(inlet, begin, limits, tolerant):
     )
     nbytes = np.frombuffer(table, dtype=SIZE).astype(np.int64)
     total = int(header["data_nbytes"])
-    # Each is compared first, so that no sum of them wraps.
-    if len(nbytes) and (nbytes.min() < 0 or nbytes.max() > total or sum(nbytes.tolist()) != total):
+    if len(nbytes) and (nbytes.min() < 0 or sum_of(nbytes) != total):
         raise error(inlet, f"the sizes of its {count} storages do not add up to {total} bytes")
     offset = inlet.position
     pickled = read_part(
@@ -79,11 +78,22 @@ def read(inlet, begin, limits, tolerant):
     unpickled = unpickle(
         pickled, pids=PIDS_ZIP, where=where, offset=offset, limits=limits, tolerant=tolerant
     )
+    # Names, and all else that there is for each, take a hundred times the bytes of a row of the table.
+    if count > len(unpickled.storages):
+        raise error(
+            inlet,
+            f"{count} storages are to come, and the pickle names {len(unpickled.storages)}; each should have a name in it",
+        )
     names = [str(i) for i in range(count)]  # which are the keys, too
     rows = {key: row for row, key in enumerate(names)}
     layout = Layout(nbytes, ALIGNMENT, with_sums)
     byteorder = "big" if header["flags"] & BIG_ENDIAN else "little"
     return Contents(inlet, unpickled, pickled, names, rows, layout, byteorder)
+
+
+def sum_of(nbytes):
+    """The sum of sizes that are not negative, which may not fit into 64 bits."""
+    return (int((nbytes >> 32).sum()) << 32) + int((nbytes & 0xFFFFFFFF).sum())
 
 
 def read_header(inlet, begin):

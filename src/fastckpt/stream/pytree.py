@@ -64,12 +64,47 @@ def write(obj, *, pickle_protocol=2, **_):
             leaves[i] = TensorMetadata(
                 storage.nbytes(), leaf.dtype, leaf.storage_offset(), leaf.size(), leaf.stride()
             )
-        elif torch.is_storage(leaf) or isinstance(leaf, torch.storage.TypedStorage):
+        elif is_storage(leaf):
             raise unfit(i, "a bare storage")
-    pickled = dump((leaves, treespec), pickle_protocol, refusing(leaves), foreign=PEERS_NAME)
+    pickled = dump(
+        (leaves, treespec),
+        pickle_protocol,
+        refusing(leaves),
+        refusing_tensors(leaves, treespec),
+        PEERS_NAME,
+    )
     head = len(pickled).to_bytes(LENGTH_NBYTES, "little", signed=True) + pickled
     layout = Layout([storage.nbytes() for storage in storages])
     return Outgoing(head, np.array(address, dtype=np.int64), layout, blocks, storages)
+
+
+def refusing_tensors(leaves, treespec):
+    """What refuses, as the ``persistent_id`` of a Pickler, tensors that are no leaves: they would go as code, which nobody reads."""
+    from ..needs_torch import torch
+
+    numbers = {id(leaf): i for i, leaf in enumerate(leaves)}
+    inside = None
+
+    def refuse(value):
+        nonlocal inside
+        if value is treespec or id(value) in numbers:
+            inside = numbers.get(id(value))
+        if not isinstance(value, torch.Tensor) and not is_storage(value):
+            return
+        if inside is None:
+            raise UnsupportedError(
+                "the keys or the context of a container hold a tensor, which this format has no words for; "
+                "format='native' and 'torch' have"
+            )
+        raise unfit(inside, f"a {type(leaves[inside]).__name__} that holds a tensor")
+
+    return refuse
+
+
+def is_storage(value):
+    from ..needs_torch import torch
+
+    return torch.is_storage(value) or isinstance(value, torch.storage.TypedStorage)
 
 
 def check_plain(i, tensor):
@@ -112,6 +147,7 @@ def read(inlet, begin, limits):
         raise error(inlet, f"the leaves are {short(leaves)}, a list is expected")
     storages, tensors = [], []
     try:
+        check_repeated(leaves)
         leaves = [resolved(leaf, storages, tensors) for leaf in leaves]
         unpickled.obj = Unflattening(leaves, nbytes, f"{where}: ").whole(treespec)
     except RecursionError:
@@ -130,13 +166,29 @@ def read(inlet, begin, limits):
     return contents
 
 
+def check_repeated(leaves):
+    """No tensor's metadata stand among the leaves twice: they take two bytes then, and would make a storage and a tensor each time."""
+    described = [leaf for leaf in leaves if is_metadata(leaf)]
+    distinct = min(
+        len({id(leaf) for leaf in described}), len({id(leaf.state) for leaf in described})
+    )
+    if distinct < len(described):
+        raise FormatError(
+            "a tensor stands twice among the leaves; a description of its own is expected for each"
+        )
+
+
 def is_ours(qualname):
     return qualname in SPECS or qualname.rpartition(".")[2] == TensorMetadata.__name__
 
 
+def is_metadata(leaf):
+    return isinstance(leaf, Opaque) and leaf.qualname.rpartition(".")[2] == TensorMetadata.__name__
+
+
 def resolved(leaf, storages, tensors):
     """A TensorSpec, in a storage of its own, for the metadata of a tensor; any other leaf as it is."""
-    if not isinstance(leaf, Opaque) or leaf.qualname.rpartition(".")[2] != TensorMetadata.__name__:
+    if not is_metadata(leaf):
         return leaf
     said = leaf.state if type(leaf.state) is dict else {}
     nbytes, dtype, size = said.get("nbytes"), said.get("dtype"), said.get("size")

@@ -1,7 +1,7 @@
 """out=: a stream into tensors that are there, straight into their memory where it takes the bytes as they come."""
 
 from .._spec import StorageRef
-from .._tree import leaves, named_leaves, substitute
+from .._tree import leaves, named_leaves, named_tensors, place, substitute
 from ..dtypes import DTYPES
 from ..errors import ChecksumError, UnsupportedError
 from ..filling import crowded, overwritten, takes_bytes
@@ -85,9 +85,20 @@ class TargetReader(StreamReader):
         free = [spec for spec in tensors if spec.index not in plan.first]
         for spec, tensor in zip(free, bridge.tensors(free), strict=True):
             made[spec.index] = tensor
+        # For what is in no container, such as the arguments of an object.
         for index, copy in plan.first.items():
             made[index] = copy.target
+        root = placed(root, {copy.name: copy.target for copy in self.copies})
         return substitute(root, bridge, made, limits)
+
+
+def placed(root, targets):
+    """An inert object with the tensors of ``targets`` in it, by name, so that each name has its own where two are one tensor."""
+    paths = [path for path, _ in named_tensors(root)]
+    for name, path in zip(names_of(paths), paths, strict=True):
+        if name in targets:
+            root = place(root, path, targets[name])
+    return root
 
 
 class TargetPlan:
