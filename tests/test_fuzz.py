@@ -30,6 +30,11 @@ def each_seed(function):
     return pytest.mark.parametrize("seed", SEEDS, ids=NAMES)(function)
 
 
+def test_every_refusal_of_ours_alone_is_documented():
+    text = (FIXTURES.parent / "docs" / "security.md").read_text()
+    assert [rule for rule in compare.STRICTER if f"\n| {rule} | " not in text] == []
+
+
 # -- mutants
 
 

@@ -138,6 +138,22 @@ def test_keys_that_have_no_text(key, tmp_path):
     assert kept["b"][0][key] == np.ones(1, np.float32)
 
 
+@pytest.mark.parametrize("key", ["\ud800", "\udc80"], ids=["high", "low"])  # noqa: PT014 - ruff takes them for one
+@pytest.mark.parametrize("numel", [0, 1], ids=["empty", "missing"])
+def test_storage_keys_that_are_no_text(key, numel, tmp_path):
+    """No record is called so; a storage without bytes needs none."""
+    out = tmp_path / "out.pt"
+    args = (storage("FloatStorage", key, numel), 0, (numel,), (1,), False, {})
+    data = zipped({"a": Call(REBUILD, args), "b": TENSOR})
+    report = fastckpt.verify(data)
+    assert report.ok == (numel == 0)
+    assert report.torch_accepts is False
+    kept = fastckpt.salvage(data, out).kept
+    assert kept == (("a", "b") if numel == 0 else ("b",))
+    assert list(fastckpt.load(out, framework="numpy")) == list(kept)
+    assert fastckpt.verify(out).ok
+
+
 def long_names(levels, key="k" * 100_000):
     """Dicts inside each other, all under one long key, with a tensor in each: names of megabytes, out of two bytes each."""
     inner = b"h\2"

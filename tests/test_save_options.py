@@ -203,9 +203,29 @@ def test_dtype_in_pieces(monkeypatch):
     assert torch.equal(torch_loads(written(tensor, dtype=torch.float32)), tensor.float())
 
 
-def test_dtype_in_a_forked_process(tmp_path):
-    """torch's own casts hang there, once the parent has computed with torch."""
-    tensor = torch.arange(3_000_000.0) * 2
+@pytest.mark.parametrize("views", ["whole", "compact"])
+@pytest.mark.parametrize("stage", [24, 1000], ids=["3 elements", "125 elements"])
+def test_many_ranges_in_pieces(monkeypatch, stage, views):
+    """Ranges that fit into a stage together, just not, and not at all."""
+    from fastckpt import blocks
+
+    monkeypatch.setattr(blocks, "STAGE_NBYTES", stage)
+    memory = torch.arange(2000, dtype=torch.float64)
+    obj = [memory[10 * i : 10 * i + n] for i, n in enumerate((1, 1, 1, 2, 2, 3, 4, 7, 0, 9) * 9)]
+    obj.append(memory[1000:1900])
+    for expected, actual in zip(
+        obj, torch_loads(written(obj, dtype=torch.float32, views=views)), strict=True
+    ):
+        assert torch.equal(expected.float(), actual)
+
+
+@pytest.mark.parametrize("numel", [1, 3_000_000], ids=["at the bound of one thread", "large"])
+def test_dtype_in_a_forked_process(tmp_path, numel):
+    """torch's own casts hang there, once the parent has computed with torch; small ones do not."""
+    from fastckpt.blocks import SERIAL_NUMEL
+
+    whole = torch.arange(3_000_000.0) * 2
+    tensor = whole[: max(numel, SERIAL_NUMEL)].clone()
     process = os.fork()
     if not process:
         fastckpt.save(tensor, tmp_path / "model.pt", dtype=torch.float16)

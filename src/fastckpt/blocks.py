@@ -9,6 +9,8 @@ from .needs_torch import torch
 
 # What is staged at a time.
 STAGE_NBYTES = 8 << 20
+# torch copies on one thread, the caller's, what has fewer elements than 32,768 (GRAIN_SIZE in ATen/TensorIterator.h).
+SERIAL_NUMEL = 1 << 14
 
 
 class Block:
@@ -47,15 +49,39 @@ class Block:
         to = self.cast_to or dtype
         flat = torch.empty(0, dtype=dtype, device=self.storage.device).set_(self.storage)
         step = STAGE_NBYTES // max(dtype.itemsize, to.itemsize)
-        stage = torch.empty(min(step, max([b - a for a, b in ranges], default=0)), dtype=to)
-        # In a forked process torch's kernels hang on a thread that was there before; those of a device need this thread's state.
-        call = workers.apart if flat.is_cpu else lambda copy: copy()
-        for start, end in ranges:
-            for at in range(start, end, step):
-                piece = flat[at : min(at + step, end)]
-                part = stage[: len(piece)]
-                call(functools.partial(part.copy_, piece))
-                yield part.view(torch.uint8).numpy()
+        stage = torch.empty(min(step, sum([b - a for a, b in ranges])), dtype=to)
+        for batch in batches(ranges, step):
+            copy = functools.partial(gather, stage, flat, batch)
+            # In a forked process torch's parallel kernels hang on a thread that was there before; those of a device need this
+            # thread's state. To start a thread takes longer than many a tensor.
+            is_parallel = flat.is_cpu and any(end - start > SERIAL_NUMEL for start, end in batch)
+            count = workers.apart(copy) if is_parallel else copy()
+            yield stage[:count].view(torch.uint8).numpy()
+
+
+def batches(ranges, most):
+    """Lists of ranges of ``most`` elements in all, those that are longer in parts."""
+    batch, left = [], most
+    for start, end in ranges:
+        while start < end:
+            stop = min(end, start + left)
+            batch.append((start, stop))
+            left -= stop - start
+            start = stop
+            if not left:
+                yield batch
+                batch, left = [], most
+    if batch:
+        yield batch
+
+
+def gather(stage, flat, ranges):
+    """Copy ranges of a tensor to the beginning of a stage, one behind the other; how many elements that are."""
+    at = 0
+    for start, end in ranges:
+        stage[at : at + end - start].copy_(flat[start:end])
+        at += end - start
+    return at
 
 
 def merged(intervals):

@@ -15,8 +15,10 @@ ATTRIBUTES_AT = {
     "torch.tensor._rebuild_from_type": 3,
 }
 PLAIN = (list, tuple, dict, set, frozenset)
-# What a part is: not to be made at all, or a plain container with something lost inside.
-LOST, INCOMPLETE = range(2)
+PARTS = (Opaque, StorageRef, *PLAIN)
+# How a part needs a member: with all that is in it, the member itself, or not at all, where it only holds it; a part that would be
+# spared does without.
+NEEDED_WHOLE, NEEDED, INSIDE, SPARED = range(4)
 
 
 def lost_parts(root, is_lost):
@@ -25,47 +27,61 @@ def lost_parts(root, is_lost):
     They are storages and calls, never plain containers, and hold for as long as ``root`` is alive. OrderedDicts of Python 2,
     which got their entries as one argument, are changed to what they are in Python 3, in place.
     """
-    needs, found = {}, []  # (id, LOST or INCOMPLETE) of a part -> those that follow from it
+    # For each way to need: id of a member -> that of the part that needs it, or a list of them. Hundreds of thousands of tuples
+    # in place of the numbers would keep the garbage collector busy for longer than all the rest takes.
+    needs, lost = [{}, {}, {}], []
     todo, seen = [root], set()
     while todo:
         value = todo.pop()
-        if id(value) in seen:
+        identity = id(value)
+        if identity in seen:
             continue
+        seen.add(identity)
         if isinstance(value, StorageRef):
             if is_lost(value.storage):
-                found.append((id(value), LOST))
+                lost.append(identity)
         elif isinstance(value, (Opaque, *PLAIN)):
-            seen.add(id(value))
-            for member, consequences in members_of(value):
-                if isinstance(member, (Opaque, StorageRef, *PLAIN)):
+            for member, need in members_of(value):
+                # The tuple without members is one for all.
+                if isinstance(member, PARTS) and member != ():
                     todo.append(member)
-                    for cause, effect in consequences:
-                        needs.setdefault((id(member), cause), []).append((id(value), effect))
-    return closure(found, needs)
+                    if need != SPARED:
+                        note(needs[need], id(member), identity)
+    return closure(lost, *needs)
 
 
-def closure(found, needs):
-    """All that follows: the ids of what is LOST."""
-    reached = set()
-    while found:
-        part = found.pop()
-        if part not in reached:
-            reached.add(part)
-            found.extend(needs.get(part, ()))
-            if part[1] == LOST:
-                found.append((part[0], INCOMPLETE))
-    return {identity for identity, kind in reached if kind == LOST}
+def note(holders, member, holder):
+    """Add to the holders of a member."""
+    before = holders.setdefault(member, holder)
+    if isinstance(before, list):
+        before.append(holder)
+    elif before != holder:
+        holders[member] = [before, holder]
 
 
-# (what a member may be, what its holder is then)
-NEEDED_WHOLE = ((INCOMPLETE, LOST),)
-NEEDED = ((LOST, LOST),)
-INSIDE = ((INCOMPLETE, INCOMPLETE),)
-SPARED = ()
+def closure(found, whole, itself, inside):
+    """All that follows from what is lost: ids. What holds it is incomplete, and lost where it is needed whole."""
+    lost, incomplete = set(), set()
+    todo = [(part, True) for part in found]
+    while todo:
+        part, is_lost = todo.pop()
+        if is_lost and part not in lost:
+            lost.add(part)
+            todo += [(holder, True) for holder in holders_of(itself, part)]
+        if part not in incomplete:
+            incomplete.add(part)
+            todo += [(holder, True) for holder in holders_of(whole, part)]
+            todo += [(holder, False) for holder in holders_of(inside, part)]
+    return lost
+
+
+def holders_of(holders, member):
+    found = holders.get(member, ())
+    return (found,) if isinstance(found, int) else found
 
 
 def members_of(value):
-    """(member, consequences) of a part, where a consequence is a pair as above."""
+    """(member, how it is needed) of a part."""
     if isinstance(value, dict):
         return [(member, INSIDE) for pair in value.items() for member in pair]
     if not isinstance(value, Opaque):

@@ -18,7 +18,7 @@ from ._spec import StorageRef, TensorSpec
 from ._tree import named_leaves
 from ._unpickler import PIDS_ZIP, unpickle
 from .containers import sniff
-from .containers.zip import BYTEORDER_RECORD, PICKLE, STORAGE_FOLDERS
+from .containers.zip import BYTEORDER_RECORD, PICKLE, STORAGE_FOLDERS, is_text
 from .containers.zip_writer import (
     ALIGNMENT,
     SERIALIZATION_ID,
@@ -154,7 +154,9 @@ class _Salvage:
     def _make_pickle(self):
         """The pickle as it is where nothing of it is lost, else a new one of what can be made."""
         recovery = self.recovery
-        if recovery.kind == "zip" and not recovery.lost:
+        # A key that is no text is no name of a record.
+        named = all(is_text(spec.key) for spec in recovery.unpickled.storages)
+        if recovery.kind == "zip" and not recovery.lost and named:
             self.verbatim, self.pickle = True, bytes(recovery.pickle_bytes())
             self.storages = list(recovery.unpickled.storages)
             self.keys = [spec.key for spec in self.storages]

@@ -94,7 +94,7 @@ class ZipSurvey:
         count = _zip.survey_directory(
             directory, columns, room, end.directory, end.bias, status, places
         )
-        self.directory, self.entry_status = directory, status[:count]
+        self.directory, self.entry_status, self.places = directory, status[:count], places[:count]
         self.columns = np.ascontiguousarray(columns[:, :count])
         self.text = unify_separators(directory, self.columns)
         self.all_names = self.names = list(RecordNames(self.text, self.columns, 0))

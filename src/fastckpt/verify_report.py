@@ -46,6 +46,7 @@ class VerifyReport:
     ``records``: every record, in the order of the directory, then those that are missing. ``findings``: what is wrong; ``ok`` is
     that there are none. ``notes``: what is legal and worth knowing. ``torch_accepts``: whether torch.load(weights_only=True) of
     torch 2.13 would take the file, which checks no checksum, and read the records that are meant; ``torch_reasons`` says why not.
+    It is None where that cannot be told, and ``torch_untold`` says why: the object is refused here by a rule that torch may not have.
     ``unreached_nbytes``: bytes of storages that no tensor reaches, counted from each tensor's first element to its last.
     """
 
@@ -57,14 +58,17 @@ class VerifyReport:
     notes: tuple[Finding, ...]
     torch_reasons: tuple[str, ...]
     unreached_nbytes: int
+    torch_untold: str | None = None
 
     @property
     def ok(self) -> bool:
         return not self.findings
 
     @property
-    def torch_accepts(self) -> bool:
-        return not self.torch_reasons
+    def torch_accepts(self) -> bool | None:
+        if self.torch_reasons:
+            return False
+        return None if self.torch_untold else True
 
     @property
     def counts(self) -> dict[str, int]:
@@ -100,6 +104,10 @@ class VerifyReport:
             f"  torch.load(weights_only=True) refuses it{'' if reason in told else f': {reason}'}"
             for reason in self.torch_reasons
         ]
+        if self.torch_accepts is None:
+            lines.append(
+                f"  whether torch.load(weights_only=True) takes it cannot be told: {self.torch_untold}"
+            )
         return in_lines(lines)
 
 

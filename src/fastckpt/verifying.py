@@ -22,7 +22,7 @@ from .containers.zip import (
     parse_version,
 )
 from .dtypes import DTYPES
-from .errors import CheckpointError, FormatError
+from .errors import CheckpointError, FormatError, LimitError, UnsupportedError
 from .findings import Finding
 from .loading import check_types
 from .materialize import checksums, mismatch
@@ -47,6 +47,8 @@ from .verify_report import (
 )
 from .weights_only import (
     ALIGNMENT_RECORD,
+    REFUSED_STREAM,
+    may_be_read,
     pickle_reasons,
     refused_names,
     shortened,
@@ -120,6 +122,7 @@ class _Check:
         self.bad = {}  # rows that are refused before they are read: what is said of them means nothing
         self.missing, self.states = [], {}
         self.actual = {}  # the CRC-32 of each row
+        self.untold = None  # why it cannot be told what torch makes of the file
         self.unreached = 0
 
     def add(self, findings, kind, problem, record=None, offset=None):
@@ -132,6 +135,15 @@ class _Check:
                 kind, str(error), getattr(error, "record", None), getattr(error, "offset", None)
             )
         )
+
+    def unread(self, kind, error):
+        """The report on what cannot be read at all."""
+        self.add_error(kind, error)
+        if may_be_read(self.source):
+            self.untold = str(error)
+        else:
+            self.reasons.append(str(error))
+        return self.finish(())
 
     def read_records(self, rows):
         """Read records whole; the state of each by its CRC-32."""
@@ -159,6 +171,8 @@ class _Check:
     def _add_failure(self, row, error):
         name, offset = self.records.names[row], int(self.records.offset[row])
         self.damage.append(Finding("unreadable", str(error), name, offset))
+        # torch goes on with what memory held where a record does not inflate.
+        self.untold = self.untold or str(error)
 
     def look_at_storages(self, storages):
         """Compare the storages that the pickle names with the rows of ``storages``, and see what of them is used."""
@@ -242,6 +256,7 @@ class _Check:
             tuple(self.notes),
             tuple(dict.fromkeys(self.reasons)),
             self.unreached,
+            self.untold,
         )
 
 
@@ -250,10 +265,8 @@ class _NoCheckpoint(_Check):
 
     kind = UNKNOWN
 
-    def report(self, error, kind="no_checkpoint"):
-        self.add_error(kind, error)
-        self.reasons.append(str(error))
-        return self.finish(())
+    def report(self, error):
+        return self.unread("no_checkpoint", error)
 
 
 class _ZipCheck(_Check):
@@ -263,9 +276,7 @@ class _ZipCheck(_Check):
         try:
             survey = self.survey = ZipSurvey(self.source)
         except NoDirectory as error:
-            self.add_error("no_directory", error)
-            self.reasons.append(str(error))
-            return self.finish(())
+            return self.unread("no_directory", error)
         except FormatError as error:  # an archive of something else
             return _NoCheckpoint(self.source).report(error)
         self.records, self.damage, self.notes = survey.records, survey.damage, survey.notes
@@ -292,6 +303,7 @@ class _ZipCheck(_Check):
             problem = f"record {PICKLE!r} is missing, which says what the others mean"
             self.add(self.damage, "missing_record", problem, PICKLE)
         if data is None:
+            self.untold = f"record {PICKLE!r} is not to be had"
             return
         where = f"{self.source.name}: record {PICKLE!r}"
         gradients = TORCHSCRIPT_RECORD not in self.survey.index
@@ -301,9 +313,28 @@ class _ZipCheck(_Check):
             )
         except CheckpointError as error:
             self.add_error("bad_pickle", error)
-            self.reasons.append(str(error))
+            self._foretell(data, where, error)
         else:
             self.reasons += pickle_reasons(self.unpickled, data)
+
+    def _foretell(self, data, where, error):
+        """What torch makes of a pickle that is refused here: one that does not run, or names too much, it refuses, too."""
+        try:
+            symbolic = unpickle(
+                data,
+                pids=PIDS_ZIP,
+                where=where,
+                symbolic=True,
+                observe=lambda *event: None,  # so that persistent ids may be anything
+                limits=self.limits,
+            )
+        except (LimitError, UnsupportedError):
+            self.untold = str(error)
+        except CheckpointError:
+            self.reasons.append(str(error))
+        else:
+            self.reasons += pickle_reasons(symbolic, data)
+            self.untold = str(error)
 
     def _look_at_small_records(self):
         survey = self.survey
@@ -380,7 +411,10 @@ class _StreamCheck(_Check):
             contents = self.container(self.source, problems, limits=self.limits)
         except CheckpointError as error:
             self.add_error("bad_stream", error)
-            self.reasons.append(str(error))
+            if self.kind == "tar" or REFUSED_STREAM.search(str(error)):
+                self.reasons.append(str(error))
+            else:
+                self.untold = str(error)
         else:
             rows = self._look_into(contents, problems)
         return self.finish(rows)

@@ -17,6 +17,7 @@ from .containers.zip import (
     PICKLE,
     STORAGE_FOLDERS,
     VERSION_RECORDS,
+    is_text,
     parse_version,
 )
 from .containers.zip_walk import Claim, Walker
@@ -343,15 +344,6 @@ class ZipRecovery:
         if count:
             problem = f"{self.source.name}: the writer stored no CRC-32 for {count} records; they were written to their end, and nothing else can be told"
             self._find("no_crc", problem)
-
-
-def is_text(name):
-    """Whether a name is one in UTF-8."""
-    try:
-        name.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def records_of(entries):

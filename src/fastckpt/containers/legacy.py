@@ -160,6 +160,12 @@ class LegacyContainer:
         self.stream.offset = self.object_offset
         return self.stream.pickle("object", self.object_nbytes, pids=PIDS_LEGACY, **options)
 
+    def other_pickles(self):
+        """(bytes, names, string that cannot be decoded) of the pickles before and behind that of the object."""
+        for what, offset, nbytes, *found in self.stream.places:
+            if what != "object":
+                yield self.source.read(offset, nbytes), *found
+
     def pickle_bytes(self):
         """The bytes of the object's pickle."""
         return self.source.read(self.object_offset, self.object_nbytes)

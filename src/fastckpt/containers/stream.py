@@ -17,6 +17,7 @@ class PickleStream:
         self.source, self.offset, self.end, self.options = source, offset, end, options
         self.watch = watch
         self.unknown = []  # names that are not known to be plain data, in any of the pickles
+        self.places = []  # (what, offset, nbytes, names, string that cannot be decoded) of the pickles that were read
 
     def pickle(self, what, window=FIRST_WINDOW, **options):
         """Execute the pickle at ``offset`` and move behind it; an Unpickled."""
@@ -39,6 +40,9 @@ class PickleStream:
                     ) from None
                 window *= 8
             else:
+                self.places.append(
+                    (what, self.offset, result.end, result.names, result.undecodable)
+                )
                 self.offset += result.end
                 self.unknown += result.unknown
                 if self.watch:

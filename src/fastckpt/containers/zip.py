@@ -316,7 +316,19 @@ class RecordNames(Sequence):
 
 def folded(name):
     """A name as torch compares it: its ASCII letters small."""
-    return name.encode("utf-8", "surrogateescape").lower()
+    try:
+        return name.encode("utf-8", "surrogateescape").lower()
+    except UnicodeEncodeError:  # a pickle's; no record is called so
+        return name.encode("utf-8", "surrogatepass").lower()
+
+
+def is_text(name):
+    """Whether a name is one in UTF-8."""
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class RecordIndex(Mapping):
