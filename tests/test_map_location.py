@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import fastckpt
-from fastckpt.torch_bridge import Placement
+from fastckpt.placement import Placement
 from objects import saved, torch_loads
 from support import QUIET, same
 from ziprewrite import records_of, tagged, with_damage

@@ -317,7 +317,7 @@ class Checkpoint(Mapping[Any, LazyTensor]):
             return False
         if self.framework != "torch":
             return True
-        from .torch_bridge import Placement
+        from .placement import Placement
 
         # What leaves for another device does so without the rest of its storage.
         return Placement(self.map_location).keeps_cpu and spec.storage.location == "cpu"
@@ -337,7 +337,8 @@ class Checkpoint(Mapping[Any, LazyTensor]):
 
     def torch_view(self, owner, start, shape, stride, spec):
         """A torch tensor over memory of ours, where ``map_location`` wants it."""
-        from .torch_bridge import Placement, view_tensor
+        from .placement import Placement
+        from .torch_tensors import view_tensor
 
         return view_tensor(owner, start, shape, stride, spec, Placement(self.map_location))
 
@@ -345,7 +346,7 @@ class Checkpoint(Mapping[Any, LazyTensor]):
         """The flat bytes of a buffer, array or CPU tensor that takes the values of ``spec``; ValueError where it does not."""
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(out, torch.Tensor):
-            from .torch_bridge import bytes_of
+            from .torch_tensors import bytes_of
 
             return bytes_of(out, spec)
         nbytes = spec.numel * spec.itemsize

@@ -194,7 +194,8 @@ class Reader:
         self.placement = None
         if framework == "torch":
             require_torch()
-            from .torch_bridge import Placement, allowed_globals
+            from .placement import Placement
+            from .torch_bridge import allowed_globals
 
             self.placement = Placement(map_location)
             self.allowed = allowed_globals()

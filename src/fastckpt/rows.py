@@ -127,7 +127,7 @@ class Rows:
         if self.checkpoint.framework == "numpy":
             dtype, stride = numpy_dtype(spec.dtype), contiguous(shape)
             return column.lazy.as_array(owner, 0, shape, stride, dtype, values=True)
-        from .torch_bridge import dense_tensor
+        from .torch_tensors import dense_tensor
 
         return dense_tensor(owner, spec.dtype, shape)
 

@@ -1,50 +1,22 @@
-"""Memory into torch tensors: the one module that knows torch.
+"""Memory into torch's objects.
 
 A bridge makes what the inert description of an object asks for: tensors, storages, names, and every node by its kind.
 """
 
 import math
-import sys
-import textwrap
-import warnings
 
 from . import workers
 from ._tensors import make_tensors
-from .dtypes import DTYPES, QUANTIZED
+from .dtypes import QUANTIZED
 from .errors import FormatError, UnsafePickleError, UnsupportedError, short
 from .needs_torch import torch
 from .nodes import MISSING, Opaque, TensorNode, TorchName
 from .refusal import unsafe_name
+from .torch_tensors import DLPACK, FROM_DLPACK, torch_dtype
 
 # torch refuses these even where a user allows them.
 BLOCKED_MODULES = ("sys", "os", "posix", "nt")
 TENSOR_ATTRIBUTES = frozenset(dir(torch.Tensor))
-
-DTYPE_OF = [getattr(torch, row.name, None) for row in DTYPES]
-
-# What DLPack calls the dtypes that every torch since 2.4 takes from it, as (code, bits), by our code.
-_DLPACK_NAMES = {
-    "int8": (0, 8), "int16": (0, 16), "int32": (0, 32), "int64": (0, 64), "uint8": (1, 8), "bool": (6, 8),
-    "float16": (2, 16), "float32": (2, 32), "float64": (2, 64), "bfloat16": (4, 16),
-    "complex64": (5, 64), "complex128": (5, 128),
-}  # fmt: skip
-DLPACK = tuple(_DLPACK_NAMES.get(row.name) for row in DTYPES)
-# torch.utils.dlpack.from_dlpack without its Python front, which takes longer than all the rest.
-FROM_DLPACK = torch._C._from_dlpack
-
-
-def torch_dtype(code):
-    dtype = DTYPE_OF[code]
-    if dtype is None:
-        raise UnsupportedError(
-            f"torch {torch.__version__} has no {DTYPES[code].name}; a newer torch does"
-        )
-    return dtype
-
-
-def empty_tensor(shape, dtype):
-    """Memory for a tensor on the CPU, whatever torch's default device is."""
-    return torch.empty(shape, dtype=dtype, device="cpu")
 
 
 def allowed_globals():
@@ -72,104 +44,6 @@ def is_torchs_own(name, cls):
     above = cls.__mro__[: cls.__mro__.index(torch.Tensor)]
     setter = hasattr(getattr(torch.Tensor, name), "__set__")
     return name.startswith("__") or (setter and not any(name in vars(each) for each in above))
-
-
-def level_of_caller():
-    """The stacklevel at which ``warnings.warn`` names the code that called this package."""
-    frame, level = sys._getframe(1), 1
-    while frame is not None and str(frame.f_globals.get("__name__")).startswith(f"{__package__}."):
-        frame, level = frame.f_back, level + 1
-    return level
-
-
-class Placement:
-    """Where storages go: ``map_location`` as torch.load takes it, and a device that is not here is no error."""
-
-    def __init__(self, map_location):
-        if isinstance(map_location, (torch.device, bytes)):
-            map_location = (
-                str(map_location)
-                if isinstance(map_location, torch.device)
-                else map_location.decode()
-            )
-        if not (
-            map_location is None or isinstance(map_location, (str, dict)) or callable(map_location)
-        ):
-            raise TypeError(
-                f"map_location is a {type(map_location).__name__}; None, a device, a dict or a callable is expected"
-            )
-        self.map_location = map_location
-        self.missing = set()  # locations that were warned about
-        # Under FakeTensorMode there is no memory: tensors say where they would be.
-        self.fake = torch._guards.detect_fake_mode(None) is not None
-
-    @property
-    def reads_nothing(self):
-        return self.fake or self.map_location == "meta"
-
-    @property
-    def keeps_cpu(self):
-        """Whether storages tagged "cpu" stay where they are."""
-        return not callable(self.map_location) and self.location("cpu") == "cpu"
-
-    def location(self, location):
-        """The location that map_location turns this one into."""
-        if isinstance(self.map_location, str):
-            return self.map_location
-        if isinstance(self.map_location, dict):
-            mapped = self.map_location.get(location, location)
-            return str(mapped) if isinstance(mapped, torch.device) else mapped
-        return location
-
-    def place(self, storage, location):
-        """A CPU storage, moved to where it belongs."""
-        if callable(self.map_location):
-            moved = self.map_location(storage, location)
-            return self.restore(storage, location) if moved is None else moved
-        return self.restore(storage, self.location(location), mapped=self.maps(location))
-
-    def maps(self, location):
-        return isinstance(self.map_location, str) or (
-            isinstance(self.map_location, dict) and location in self.map_location
-        )
-
-    def restore(self, storage, location, mapped=False):
-        if location == "cpu":
-            return storage
-        try:
-            return torch.serialization.default_restore_location(storage, location)
-        except Exception as error:
-            if mapped:  # the caller asked for that device
-                raise
-            self.warn(location, error)
-            return storage
-
-    def device(self, location):
-        """The device of a tensor that is tagged with a location of its own."""
-        if callable(self.map_location):
-            raise TypeError(
-                "map_location is a callable, and the file has a tensor that is tagged with a device, not a storage"
-            )
-        try:
-            device = torch.device(self.location(location))
-            torch.empty(0, device=device)
-        except Exception as error:
-            if self.maps(location):
-                raise
-            self.warn(location, error)
-            return torch.device("cpu")
-        return device
-
-    def warn(self, location, error):
-        if location not in self.missing:
-            self.missing.add(location)
-            # Its first sentence; the others advise what is not needed here.
-            reason = textwrap.shorten(str(error).partition(". ")[0], 160, placeholder=" ...")
-            warnings.warn(
-                f"tensors tagged {location!r} come out on the CPU, that device is not available here ({reason}); "
-                f"map_location says where they should go",
-                stacklevel=level_of_caller(),
-            )
 
 
 class TorchBridge:
@@ -511,43 +385,3 @@ class TorchBridge:
             vars(obj).update(attributes)  # not setattr, which a frozen class forbids
         for name, value in (slots or {}).items():
             setattr(obj, name, value)
-
-
-def view_tensor(owner, start, shape, stride, spec, placement):
-    """A tensor of the values of ``spec`` in a buffer (None: it has no values), from element ``start`` on."""
-    storage = (
-        torch.UntypedStorage(0)
-        if owner is None
-        else torch.frombuffer(owner, dtype=torch.uint8).untyped_storage()
-    )
-    storage = placement.place(storage, spec.storage.location)
-    tensor = torch.empty(0, dtype=torch_dtype(spec.dtype), device=storage.device).set_(
-        storage, start, shape, stride
-    )
-    if spec.conj or spec.neg:
-        torch._utils.set_tensor_metadata(
-            tensor, {name: True for name in ("conj", "neg") if getattr(spec, name)}
-        )
-    return tensor.requires_grad_(True) if spec.requires_grad else tensor
-
-
-def dense_tensor(owner, code, shape):
-    """A contiguous tensor on the CPU over a buffer of exactly its bytes (None: it has none)."""
-    dtype = torch_dtype(code)
-    if owner is None:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(owner, dtype=torch.uint8).view(dtype).view(shape)
-
-
-def bytes_of(out, spec):
-    """The memory of a CPU tensor that takes the values of ``spec``, as flat bytes."""
-    if out.dtype is not torch_dtype(spec.dtype) or tuple(out.shape) != spec.shape:
-        raise ValueError(
-            f"out: a tensor of {out.dtype} and {tuple(out.shape)}, the one in the file is of "
-            f"{torch_dtype(spec.dtype)} and {spec.shape}"
-        )
-    if out.device.type != "cpu" or not out.is_contiguous() or out.is_conj() or out.is_neg():
-        raise ValueError(
-            "out: a contiguous tensor on the CPU, with values as they lie there, is needed"
-        )
-    return out.detach().reshape(-1).view(torch.uint8).numpy()

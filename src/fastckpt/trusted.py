@@ -10,7 +10,7 @@ import pickle
 from .dtypes import CODE_BY_STORAGE, UINT8
 from .errors import FormatError, UnsupportedError, short
 from .needs_torch import torch
-from .torch_bridge import torch_dtype
+from .torch_tensors import torch_dtype
 
 RENAMED_MODULES = {"torch.tensor": "torch._tensor"}  # torch 1.7 wrote the first
 

@@ -61,7 +61,7 @@ class Elements:
             from ..loading import require_torch
 
             require_torch()
-            from ..torch_bridge import DLPACK, FROM_DLPACK, empty_tensor, torch_dtype
+            from ..torch_tensors import DLPACK, FROM_DLPACK, empty_tensor, torch_dtype
 
             codes = {name: CODE_BY_NAME[name] for name in of_array}
             of_tensor = {name: (DLPACK[code], torch_dtype(code)) for name, code in codes.items()}
