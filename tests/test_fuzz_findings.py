@@ -1,5 +1,6 @@
 """What the fuzzers found, and its siblings: each was a hang, another error than ours, or memory out of proportion."""
 
+import io
 import tracemalloc
 
 import numpy as np
@@ -136,6 +137,20 @@ def test_keys_that_have_no_text(key, tmp_path):
     kept = fastckpt.load(data, framework="numpy", keys="b.*")
     assert list(kept) == ["b"]
     assert kept["b"][0][key] == np.ones(1, np.float32)
+
+
+@pytest.mark.parametrize("value", [True, False, None])
+@pytest.mark.parametrize("name", ["conj", "neg"])
+def test_the_bits_of_a_view_are_there_or_not(name, value):
+    torch = pytest.importorskip("torch")
+    pair = storage("ComplexFloatStorage", "0", 1)
+    data = torch_file(
+        craft(Call(REBUILD, (pair, 0, (1,), (1,), False, {}, {name: value}))), b"\0\0\x80?" * 2
+    )
+    expected = torch.load(io.BytesIO(data), weights_only=True)
+    loaded = fastckpt.load(data)
+    assert (loaded.is_conj(), loaded.is_neg()) == (expected.is_conj(), expected.is_neg())
+    assert loaded.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("key", ["\ud800", "\udc80"], ids=["high", "low"])  # noqa: PT014 - ruff takes them for one

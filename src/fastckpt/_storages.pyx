@@ -115,11 +115,11 @@ cdef class Storages:
 
 
 cdef int set_bits(TensorSpec spec, object metadata) except -1:
-    """The lazy conjugate and negative of a view; torch writes them only where they are true."""
+    """The lazy conjugate and negative of a view. torch writes them only where they are true, and looks at no value."""
     if not isinstance(metadata, dict):
         raise FormatError(f"a tensor's metadata is {short(metadata)}, a dict is expected")
-    spec.conj = bool(metadata.get("conj", False))
-    spec.neg = bool(metadata.get("neg", False))
+    spec.conj = "conj" in metadata
+    spec.neg = "neg" in metadata
     if spec.conj and spec.dtype not in COMPLEX_CODES:
         raise FormatError(f"a tensor of {DTYPES[spec.dtype].name} is marked as conjugate, only complex ones can be")
     return 0
