@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ._spec import TensorSpec
-from ._tree import named_leaves, named_tensors, substitute
+from ._tree import named_tensors, substitute
 from .contents import open_contents
 from .dtypes import DTYPES, numpy_dtype
-from .errors import FormatError, short
-from .lazy import LazyStorage, LazyTensor, core_of
+from .errors import FormatError
+from .lazy import LazyTensor, core_of
+from .lazy_bridge import LazyBridge
 from .limits import Limits
 from .loading import Reader, allocator, check_options, wants_mapping
 from .memory import huge_pages
-from .near_names import suggestion
-from .nodes import Opaque, duplicate
+from .nodes import duplicate
 from .plan import roots_of
 from .progress import check as check_progress
 from .reading import place_storages, usable_in_place
-from .selection import dotted, index_of, specs_in
+from .selection import dotted, index_of, no_tensor, specs_in
 from .shard_index import is_index, weights_of
 from .source import FileSource, open_source
 
@@ -399,22 +399,6 @@ def _open_again(path, options, fingerprint):
     return checkpoint
 
 
-def no_tensor(name, names, root):
-    """The KeyError for a name that is none of the ``names`` of tensors; of what else it may be there is in the object."""
-    text = name if isinstance(name, str) else dotted(name) if isinstance(name, tuple) else str(name)
-    names = [each if isinstance(each, str) else dotted(each) for each in names]
-    if text in names:  # keys of other types
-        return KeyError(f"{short(name)} is no path of a tensor; {text!r:.200} is the name of one")
-    inside = next((each for each in names if each.startswith(f"{text}.")), None)
-    if inside is not None:
-        what = f"a container, of {inside!r:.200} for example"
-    elif any(dotted(path) == text for path, _ in named_leaves(root)):
-        what = "there, and no tensor"
-    else:
-        return KeyError(f"{text!r:.200} is no tensor of the checkpoint{suggestion(text, names)}")
-    return KeyError(f"{text!r:.200} is {what}; .tree has it")
-
-
 def typed(path):
     """A path whose keys of different types differ: 0, "0" and False are three keys."""
     return tuple([(type(key), key) for key in path])
@@ -428,46 +412,3 @@ def alike(leaf, original):
     return [spec.index for spec in specs_in([leaf])[1]] == [
         spec.index for spec in specs_in([original])[1]
     ]
-
-
-class LazyBridge:
-    """Makes the tree of an open checkpoint: nothing is read. ``known`` are the leaves that its names lead to, by id."""
-
-    def __init__(self, checkpoint, known):
-        self.checkpoint, self.known, self.storages = checkpoint, known, {}
-        self._names = None
-
-    def lazy(self, node):
-        return LazyTensor(self.checkpoint, self.known.get(id(node), node))
-
-    def storage(self, ref):
-        key = (ref.storage.index, ref.dtype)
-        return self.storages.setdefault(key, LazyStorage(self.checkpoint, ref))
-
-    @property
-    def names(self):
-        """The bridge that makes names, sizes and devices; torch is imported when the first is met."""
-        if self._names is None:
-            self._names = self.checkpoint._reader().empty_bridge()
-        return self._names
-
-    def name(self, path):
-        return self.names.name(path)
-
-    def named(self, name):
-        return self.names.named(name)
-
-    def size(self, sizes):
-        return self.names.size(sizes)
-
-    def device(self, *args):
-        return self.names.device(*args)
-
-    def generator(self, *args):
-        return Opaque("torch.Generator", args)
-
-    def keeps(self, opaque):
-        return True
-
-    def opaque(self, node):
-        return node

@@ -5,9 +5,9 @@ import collections.abc
 import fnmatch
 
 from ._spec import StorageRef, TensorSpec
-from ._tree import children, is_flat, leaves, named_tensors
+from ._tree import children, is_flat, leaves, named_leaves, named_tensors
 from .errors import LimitError, short
-from .near_names import not_found
+from .near_names import not_found, suggestion
 from .nodes import MISSING, Node, Opaque, QuantizedNode
 
 _ABSENT = object()
@@ -199,3 +199,19 @@ def specs_in(root):
         if storage.root is not None:
             storages[storage.root.index] = storage.root
     return [storages[i] for i in sorted(storages)], [tensors[i] for i in sorted(tensors)], opaque
+
+
+def no_tensor(name, names, root):
+    """The KeyError for a name that is none of the ``names`` of tensors; of what else it may be there is in the object."""
+    text = name if isinstance(name, str) else dotted(name) if isinstance(name, tuple) else str(name)
+    names = [each if isinstance(each, str) else dotted(each) for each in names]
+    if text in names:  # keys of other types
+        return KeyError(f"{short(name)} is no path of a tensor; {text!r:.200} is the name of one")
+    inside = next((each for each in names if each.startswith(f"{text}.")), None)
+    if inside is not None:
+        what = f"a container, of {inside!r:.200} for example"
+    elif any(dotted(path) == text for path, _ in named_leaves(root)):
+        what = "there, and no tensor"
+    else:
+        return KeyError(f"{text!r:.200} is no tensor of the checkpoint{suggestion(text, names)}")
+    return KeyError(f"{text!r:.200} is {what}; .tree has it")

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ._spec import TensorSpec
-from .checkpoint import Checkpoint, no_tensor
+from .checkpoint import Checkpoint
 from .errors import FormatError
 from .lazy import LazyTensor
 from .loading import load
 from .nodes import TensorNode
 from .plan import root_of
 from .progress import reporting
-from .selection import specs_in
+from .selection import no_tensor, specs_in
 from .shard_index import SAVE_ID, ShardIndex, check_region
 
 if TYPE_CHECKING:
