@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -370,8 +371,34 @@ class TestArguments:
 
     def test_without_zarr(self, store, monkeypatch):
         monkeypatch.setitem(sys.modules, "zarr", None)
-        with pytest.raises(ImportError, match="pip install 'zarr>=3'"):
+        with pytest.raises(
+            ModuleNotFoundError, match=r"pip install 'zarr>=3\.0\.8', or .* extra 'data'"
+        ):
             reader(store[0])
+        monkeypatch.setitem(sys.modules, "zarr", types.SimpleNamespace(__version__="2.18.3"))
+        with pytest.raises(ImportError, match=r"zarr 2\.18\.3 is too old; pip install 'zarr>=3"):
+            reader(store[0])
+
+    def test_what_is_open_already(self, tmp_path):
+        root = zarr.open_group(tmp_path / "s", mode="w")
+        inner = root.create_group("inner")
+        array = inner.create_array("x", data=np.arange(3))
+        for node in (root, inner, array):
+            with pytest.raises(TypeError, match=r"is open already; its path is expected"):
+                reader(node)
+        assert reader(inner.store_path)[1] == {"x": 1}
+        assert reader(array.store_path)[1] == 1
+
+    def test_a_field_that_is_not_there(self, tmp_path):
+        root = zarr.open_group(tmp_path / "s", mode="w")
+        root.create_array("inner/y", data=np.arange(3))
+        for name in ("b", "a"):
+            root.create_array(name, data=np.arange(3))
+        with pytest.raises(KeyError, match=r"no field 'nope'; there are: a, b, inner/…"):
+            reader(tmp_path / "s", fields=["a", "nope"])
+        with pytest.raises(KeyError, match="no field 'inner'"):
+            reader(tmp_path / "s", fields=["inner"])
+        assert reader(tmp_path / "s", fields=["inner/y"])[1] == {"inner/y": 1}
 
 
 class TestUnshifted:

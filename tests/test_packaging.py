@@ -10,6 +10,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import tomllib
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -272,3 +273,13 @@ def test_version_of_the_package_is_that_of_the_distribution():
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("not installed")
     assert installed == version
+
+
+def test_optional_libraries_are_asked_for_as_the_extras_have_them():
+    pyproject = PROJECT / "pyproject.toml"
+    if not pyproject.is_file():
+        pytest.skip("not a checkout")
+    extras = tomllib.loads(pyproject.read_text())["project"]["optional-dependencies"]
+    libraries = runpy.run_path(str(PACKAGE / "data" / "extras.py"))["LIBRARIES"]
+    for requirement, extra in libraries.values():
+        assert requirement in extras[extra]

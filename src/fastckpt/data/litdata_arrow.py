@@ -6,7 +6,7 @@ LitData writes such chunks where pyarrow is installed and samples are dicts of p
 import numpy as np
 
 from ._litdata_layout import BOOL, DICT, FLOAT, INT
-from .litdata_codecs import missing
+from .extras import missing
 from .litdata_errors import BadItem, Uneven
 
 MAGIC = b"LDARW01\0"

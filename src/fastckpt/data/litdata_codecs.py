@@ -8,20 +8,12 @@ import hashlib
 import json
 
 from ..source import open_source
+from .extras import missing
 from .litdata_errors import BadItem
 
 # zstd's longest run of one byte is a block of 128 KiB, which takes 4 bytes.
 MOST_INFLATION = 1 << 15
 ITERATIONS, KEY_NBYTES = 480_000, 32
-
-
-def missing(error, package, purpose):
-    """The ImportError for an optional library, which names the extra that brings it."""
-    extra = {"zstandard": "data", "cryptography": "encryption", "pyarrow": "arrow"}[package]
-    return ModuleNotFoundError(
-        f"{package} is not installed: {purpose}; pip install {package}, or this package's extra {extra!r}, brings it",
-        name=error.name,
-    )
 
 
 class Zstd:

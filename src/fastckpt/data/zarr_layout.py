@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import FormatError, UnsupportedError, short
 from .zarr_rows import Arrays, Rows
-from .zarr_store import array_at, arrays_of, child, describe, open_store
+from .zarr_store import array_at, arrays_of, child, describe, names_in, open_store
 
 ATOM, EDGE, SYSTEM = "atom", "edge", "system"
 ROW = "row"  # of a plain array: a sample is the row itself, without the axis of rows
@@ -96,7 +96,7 @@ def open_layout(store, fields, repair, cache_bytes, limits=None):
             raise KeyError(f"{where}: the store is a single array, which has no fields to choose")
         return rows_layout(where, entries, arrays, single=True)
     if not is_nvalchemi(where, root):
-        entries = chosen(where, plain_entries(where, root, fields), fields)
+        entries = plain_entries(where, root, fields)
         return rows_layout(where, entries, arrays)
     entries = alchemi_entries(where, root, repair)
     if fields is None:
@@ -113,9 +113,13 @@ def plain_entries(where, root, fields):
         return [
             Entry(name, name, ROW, array) for name, array in sorted(arrays_of(where, root).items())
         ]
-    # A path to an array inside of groups will do.
-    found = [(name, array_at(where, root, name)) for name in fields]
-    return [Entry(name, name, ROW, array) for name, array in found if array is not None]
+    entries = []
+    for name in fields:  # a path to an array inside of groups will do
+        array = array_at(where, root, name)
+        if array is None:
+            raise no_field(where, name, names_in(where, root))
+        entries.append(Entry(name, name, ROW, array))
+    return entries
 
 
 def rows_layout(where, entries, arrays, *, single=False):
@@ -142,9 +146,13 @@ def chosen(where, entries, names):
     by_name = {entry.name: entry for entry in entries}
     for name in names:
         if name not in by_name:
-            there = ", ".join(by_name) or "none"
-            raise KeyError(f"{where}: there is no field {name!r}; there are: {there:.500}")
+            raise no_field(where, name, by_name)
     return [by_name[name] for name in names]
+
+
+def no_field(where, name, names):
+    there = ", ".join(names) or "none"
+    return KeyError(f"{where}: there is no field {name!r:.200}; there are: {there:.500}")
 
 
 # -- nvalchemi

@@ -36,7 +36,7 @@ class ZarrReader(Reader):
     Fields come in the order in which the store names them, or in that of ``fields``. Samples of one call are parts of common
     blocks of memory, in which no two overlap. Stores that are folders are decoded by tensorstore, where it is installed.
 
-    store: a path, a URL, or a store object of zarr's. A path to a zip file needs zarr's ZipStore.
+    store: a path, a URL, or a store object of zarr's, not an open group or array. A path to a zip file needs zarr's ZipStore.
     fields: names of the fields to read; nothing else is. None reads all.
     repair: read what writers got wrong. Edges that an append left unshifted are shifted: where each append began is found from
         all edges, which are read once for it. ``edge_index``, the name and shape [2, edges] of early writers, becomes
@@ -47,7 +47,7 @@ class ZarrReader(Reader):
     framework: "torch" or "numpy"; None for torch where it is installed.
 
     Raises FileNotFoundError where there is nothing, FormatError for what is no Zarr store or contradicts itself, UnsupportedError
-    for elements that the framework has no type for, KeyError for a field that is not there, ImportError without zarr; LimitError, also
+    for elements that the framework has no type for, KeyError for a field that is not there, ImportError without zarr, TypeError for an open group or array; LimitError, also
     when a sample is read that is larger than ``limits`` say.
     """
 

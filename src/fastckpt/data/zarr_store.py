@@ -5,6 +5,7 @@ import errno
 import os
 
 from ..errors import CheckpointError, FormatError, short
+from .extras import missing, remedy
 
 
 @contextlib.contextmanager
@@ -31,11 +32,13 @@ def open_store(store, where):
     except ModuleNotFoundError as error:
         if error.name != "zarr":
             raise
-        raise ImportError(
-            "reading Zarr stores needs zarr; pip install 'zarr>=3'", name="zarr"
-        ) from None
+        raise missing(error, "zarr", "it opens Zarr stores") from None
     if int(zarr.__version__.partition(".")[0]) < 3:
-        raise ImportError(f"zarr {zarr.__version__} is too old; pip install 'zarr>=3'", name="zarr")
+        raise ImportError(f"zarr {zarr.__version__} is too old; {remedy('zarr')}", name="zarr")
+    if isinstance(store, (zarr.Group, zarr.Array)):
+        raise TypeError(
+            f"store: {store!r:.200} is open already; its path is expected, or a store (its .store_path is one)"
+        )
     if isinstance(store, os.PathLike):
         store = os.fspath(store)
     if isinstance(store, str) and "://" not in store and not os.path.exists(store):
@@ -61,3 +64,9 @@ def arrays_of(where, group):
     """The arrays of a group itself: {name: array}."""
     with translated(f"{where}: the metadata of what is in {group.path!r} cannot be read"):
         return dict(group.arrays())
+
+
+def names_in(where, group):
+    """The names of a group's own arrays, and then of its groups, as "name/…"."""
+    with translated(f"{where}: the metadata of what is in {group.path!r} cannot be read"):
+        return sorted(group.array_keys()) + [f"{name}/…" for name in sorted(group.group_keys())]
