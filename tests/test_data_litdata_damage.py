@@ -162,6 +162,32 @@ def test_containers_nest_up_to_a_limit(tmp_path):
         LitDataReader(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ([], "only: nothing; a folder that litdata.optimize wrote is expected"),
+        (["chunk-0-0.bin"], r"only: chunk-0-0\.bin; .* copy the index too"),
+        (
+            ["raw/x.bin", "train/index.json", "val/index.json"],
+            "only: raw/, train/, val/; .* have one: train/, val/",
+        ),
+    ],
+    ids=["empty", "chunks alone", "one level up"],
+)
+def test_a_folder_without_an_index(tmp_path, names, words):
+    path = tmp_path / "set"
+    path.mkdir()
+    for name in names:
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).touch()
+    with pytest.raises(FileNotFoundError, match=words) as error:
+        LitDataReader(path)
+    assert error.value.filename == str(path / "index.json")
+    with pytest.raises(FileNotFoundError, match="No such file") as error:
+        LitDataReader(tmp_path / "nowhere")
+    assert error.value.filename == str(tmp_path / "nowhere" / "index.json")
+
+
 def test_a_missing_chunk_hides_no_other(tmp_path):
     path = craft.write(tmp_path / "set", ["int"], [None], [[i] for i in range(6)], chunk=2)
     (path / "chunk-0-1.bin").unlink()

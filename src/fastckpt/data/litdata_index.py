@@ -38,9 +38,31 @@ def read_index(folder, *, decoders, types, allow_pickle):
     """Read and check index.json.
 
     Raises FormatError, UnsupportedError for what is not read here, UnsafePickleError where there are pickles among the leaves and
-    ``allow_pickle`` is False, OSError.
+    ``allow_pickle`` is False, OSError; FileNotFoundError says what is in a folder that has no index.
     """
-    return _IndexReader(os.path.join(folder, NAME)).read(decoders, types, allow_pickle)
+    path = os.path.join(folder, NAME)
+    try:
+        return _IndexReader(path).read(decoders, types, allow_pickle)
+    except FileNotFoundError as error:
+        if not os.path.isdir(folder):
+            raise
+        raise FileNotFoundError(error.errno, without_index(folder), path) from None
+
+
+def without_index(folder):
+    """What a folder holds instead of an index, and what is expected."""
+    with os.scandir(folder) as entries:
+        names = sorted(entry.name + "/" * entry.is_dir() for entry in entries)
+    inner = [name for name in names if os.path.isfile(os.path.join(folder, name, NAME))]
+    if inner:
+        remedy = f"give one of the folders in it that have one: {', '.join(inner):.200}"
+    else:
+        remedy = "copy the index too, or give the output_dir of optimize"
+    there = ", ".join(names) or "nothing"
+    return (
+        f"the folder has no {NAME}, only: {there:.200}; "
+        f"a folder that litdata.optimize wrote is expected, {NAME} and chunks (*.bin); {remedy}"
+    )
 
 
 class _IndexReader:
