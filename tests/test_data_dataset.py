@@ -104,6 +104,12 @@ class TestDataset:
         with pytest.raises(ValueError, match="framework='torch' for device"):
             Dataset(reader, device="cpu")
 
+    def test_a_cuda_device_that_is_not_there(self):
+        there = f"cuda:{torch.cuda.device_count()}"
+        for device in ["cuda", there] if there == "cuda:0" else [there]:
+            with pytest.raises(RuntimeError, match=rf"device='{device}': .*device=None"):
+                Dataset(Numbers(1), device=device)
+
     def test_torch_loads_from_it_in_processes(self):
         loader = torch.utils.data.DataLoader(Dataset(Numbers(5)), 2, num_workers=2)
         assert values(loader) == [[0, 1], [2, 3], [4]]

@@ -15,7 +15,7 @@ class Dataset:
     """The samples of a reader: checked, transformed, and on a device. A map-style dataset for any loader.
 
     device: where tensors go, last of all; None leaves them. A DataLoader moves whole batches instead of samples, in
-        page-locked memory and on a stream of its own where the device is CUDA.
+        page-locked memory and on a stream of its own where the device is CUDA. RuntimeError for a CUDA device that is not there.
     transform: ``sample -> sample``, on the CPU.
     validate: whether each sample has the form of sample 0, which is read once for that: fields, types, dtypes and numbers of
         axes, not sizes. A callable ``sample -> None`` is called besides, and raises for a sample that it refuses. Checks come

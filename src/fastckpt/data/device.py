@@ -9,7 +9,7 @@ class Transfer:
     ``start`` is called where the batch was made, on a thread of a loader, and ``finish`` where it is used. To a CUDA device
     batches are copied on a stream of their own, out of page-locked memory, so that neither the CPU nor the device's other work
     waits; ``finish`` has the caller's stream wait for the copy, not the caller. Everything else moves with ``to``, at once.
-    Raises RuntimeError for pin_memory without an accelerator.
+    Raises RuntimeError for pin_memory without an accelerator, and for a CUDA device that is not there.
     """
 
     def __init__(self, device=None, pin_memory=False):
@@ -23,6 +23,7 @@ class Transfer:
             raise RuntimeError("pin_memory=True needs an accelerator, such as CUDA")
         if device is not None:
             self.device = torch.device(device)
+            check_available(self.device)
             self.pins = pin_memory or self.device.type == "cuda"
 
     def start(self, batch):
@@ -69,6 +70,25 @@ class Transfer:
 
     def __getstate__(self):
         return self.__dict__ | {"_stream": None}
+
+
+def check_available(device):
+    """Raise RuntimeError for a CUDA device that is not there: on a thread of a loader it would be said late, and again and again."""
+    if device.type != "cuda":
+        return
+    import torch
+
+    # Not is_available: device_count asks the driver's library first, which leaves CUDA unused, so that children may be forked yet.
+    count = torch.cuda.device_count()
+    if (device.index or 0) < count:
+        return
+    if torch.backends.cuda.is_built():
+        found = f"torch sees {count} CUDA devices; look at nvidia-smi and CUDA_VISIBLE_DEVICES"
+    else:
+        found = f"torch {torch.__version__} was built without CUDA; install one with it"
+    raise RuntimeError(
+        f"device={str(device)!r}: {found}, or leave batches on the CPU (device=None)"
+    )
 
 
 def pinned(leaf):
