@@ -1,6 +1,7 @@
 """The loader: order, samplers, bounds, errors."""
 
 import gc
+import inspect
 import itertools
 import signal
 import sys
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from fastckpt.data import DataLoader, Dataset, stack, window
+from fastckpt.data.checks import NOT_HERE
 from fastckpt.data.window import Window
 from readers import TIMEOUT, Gate, Numbers, Stacked, batches_of, drain, values
 
@@ -234,7 +236,14 @@ def test_what_a_sampler_raises_iter_raises(make, workers):
     ("options", "error", "message"),
     [
         ({"batch_size": 0}, ValueError, "batch_size=0: at least 1"),
-        ({"batch_size": None}, TypeError, "batch_size=None: a whole number"),
+        ({"batch_size": None}, TypeError, "batch_size=None: .* iterating over the dataset gives"),
+        ({"batch_size": None, "sampler": [0]}, TypeError, "batch_size=None: a whole number"),
+        ({"timeout": 5}, TypeError, "timeout: .* threads, there are no processes"),
+        ({"prefetch_factor": 2}, TypeError, "prefetch_factor: .*: prefetch_depth="),
+        ({"persistent_workers": True}, TypeError, "persistent_workers: .* threads"),
+        ({"worker_init_fn": print}, TypeError, "worker_init_fn: .* threads"),
+        ({"multiprocessing_context": "spawn"}, TypeError, "multiprocessing_context: .* threads"),
+        ({"batchsize": 2}, TypeError, "unexpected keyword argument 'batchsize'"),
         ({"num_workers": -1}, ValueError, "num_workers=-1"),
         ({"prefetch_depth": 1.5}, TypeError, r"prefetch_depth=1\.5"),
         ({"fuse": 0}, ValueError, "fuse=0"),
@@ -258,6 +267,17 @@ def test_what_is_no_dataset():
     for dataset in (5, iter([1]), Stream()):
         with pytest.raises(TypeError, match="map-style"):
             DataLoader(dataset)
+    for text in ("train.pt", b"train.pt"):
+        with pytest.raises(TypeError, match=r"not (str|bytes); CheckpointReader\(path\)"):
+            DataLoader(text)
+
+
+def test_all_that_torchs_loader_takes_is_taken_or_refused_with_a_reason():
+    theirs, ours = (
+        inspect.signature(loader).parameters for loader in (torch.utils.data.DataLoader, DataLoader)
+    )
+    assert NOT_HERE.keys() >= theirs.keys() - ours.keys()
+    assert not NOT_HERE.keys() & ours.keys()
 
 
 # ---- the window

@@ -16,15 +16,43 @@ def at_least(least, name, value):
     return number
 
 
+# Arguments of torch's DataLoader that are missing here, and what there is instead.
+THREADS = "workers are threads, there are no processes to configure"
+NOT_HERE = {
+    "timeout": f"{THREADS}; a wait has no end of its own, Ctrl-C ends it",
+    "prefetch_factor": "prefetch_depth= says how many batches in all are made ahead, not for each worker",
+    "persistent_workers": f"{THREADS}; each epoch starts its own, which costs next to nothing",
+    "worker_init_fn": f"{THREADS}; all share the dataset as it is",
+    "multiprocessing_context": THREADS,
+    "pin_memory_device": "Dataset(device=) says where batches go",
+    "in_order": "batches always come in order",
+}
+
+
+def refuse_others(others):
+    """Raise TypeError for arguments that a loader does not have; with a reason for those that torch's has."""
+    for name in others:
+        if name not in NOT_HERE:
+            raise TypeError(f"DataLoader() got an unexpected keyword argument {name!r}")
+        raise TypeError(f"{name}: DataLoader has no such argument of torch's: {NOT_HERE[name]}")
+
+
 def check_samplers(
     dataset, batch_size, shuffle, sampler, batch_sampler, drop_last, seed, generator
 ):
     """Raise TypeError or ValueError where it cannot be told which samples are wanted, or in which order."""
     ordered = sampler is not None or batch_sampler is not None
-    if not hasattr(dataset, "__getitem__") or not (ordered or hasattr(dataset, "__len__")):
+    # Text has letters by number, and whoever gives one means a file.
+    is_text = isinstance(dataset, (str, bytes, bytearray))
+    has_samples = hasattr(dataset, "__getitem__") and (ordered or hasattr(dataset, "__len__"))
+    if is_text or not has_samples:
         raise TypeError(
             f"dataset: a Reader, a Dataset or a map-style dataset (__getitem__ and __len__) is expected, not "
-            f"{type(dataset).__name__}"
+            f"{type(dataset).__name__}{'; CheckpointReader(path) reads a file' if is_text else ''}"
+        )
+    if batch_size is None:
+        raise TypeError(
+            "batch_size=None: a whole number is expected; batches are always made here, and iterating over the dataset gives samples"
         )
     if batch_sampler is not None and (
         batch_size != 1 or shuffle or sampler is not None or drop_last

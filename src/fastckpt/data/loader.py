@@ -6,9 +6,9 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Never
 
-from .checks import at_least, check_samplers, check_state
+from .checks import at_least, check_samplers, check_state, refuse_others
 from .dataset import Dataset
 from .device import Transfer
 from .fetch import Fetch, Outcome
@@ -21,14 +21,16 @@ class DataLoader:
 
     dataset: a Reader, a Dataset of ours, or any map-style dataset (a list is one). Where a reader stacks samples by itself
         (``supports_batch``) and ``collate_fn`` is None, batches come through its ``read_batch``.
-    batch_size, shuffle, sampler, batch_sampler, collate_fn, drop_last: as torch's DataLoader takes them. They decide which
-        samples, in which order. A sampler is asked for all of an epoch before the first sample is read, so it must end.
+    batch_size, shuffle, sampler, batch_sampler, collate_fn, drop_last: as torch's DataLoader takes them, but that batch_size=None
+        (no batches) is refused. They decide which samples, in which order. A sampler is asked for all of an epoch before the first sample is read, so it must end.
     num_workers: how many threads make batches; 0 makes each when it is asked for, on the caller's thread.
     prefetch_depth: how many more than ``num_workers`` may be begun and not handed out. Nothing is allocated for it.
     fuse: how many consecutive batches are one read of the store. The bound above then counts reads.
     pin_memory: put tensors into page-locked memory, which needs an accelerator.
     seed: shuffles by (seed, epoch) alone; None takes one of torch's generator where torch is loaded, else of the system.
     generator: shuffle by a torch.Generator or numpy.random.Generator instead.
+    others: none are taken; those that torch has for its processes (timeout, prefetch_factor, persistent_workers, worker_init_fn,
+        multiprocessing_context) are a TypeError that says what to do instead.
 
     An error that a batch raises (its type is kept) is raised in that batch's place, and the next ``next()`` goes on with the batch
     behind it. What a sampler or ``len(dataset)`` raises, ``iter(loader)`` raises. Several epochs may be under way at once;
@@ -51,7 +53,9 @@ class DataLoader:
         fuse: int = 1,
         generator: Any = None,
         seed: int | None = None,
+        **others: Never,
     ):
+        refuse_others(others)
         check_samplers(
             dataset, batch_size, shuffle, sampler, batch_sampler, drop_last, seed, generator
         )
