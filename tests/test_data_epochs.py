@@ -263,6 +263,13 @@ def test_resuming_a_generator():
     assert values(other) == values(loader)  # and the epoch behind it
 
 
+def test_the_seed_of_a_state_overrules_the_loaders_own():
+    first, other = (DataLoader(Numbers(20), 3, shuffle=True, seed=seed) for seed in (1, 2))
+    other.load_state_dict(first.state_dict())
+    assert other.seed == 1
+    assert [values(other) for _ in range(2)] == [values(first) for _ in range(2)]
+
+
 def test_a_state_is_what_was_handed_out():
     loader = DataLoader(Numbers(10), num_workers=2, prefetch_depth=4)
     assert loader.state_dict()["start"] == 0

@@ -239,6 +239,18 @@ class TestDamage:
         assert reader(tmp_path / "s", fields=["y"])[3] == {"y": 3}
         assert kinds_of_rows(tmp_path / "s") == ["length_mismatch", "length_mismatch"]
 
+    def test_integrity_of_plain_rows_is_their_lengths(self, tmp_path):
+        group = zarr.open_group(tmp_path / "s", mode="w")
+        group.create_array("x", data=np.arange(1, 13), chunks=(4,), fill_value=-1)
+        chunks = tmp_path / "s" / "x" / "c"
+        (chunks / "0").unlink()
+        (chunks / "1").write_bytes(b"damaged")
+        found = reader(tmp_path / "s")
+        assert found.read_many([0, 11]) == [{"x": -1}, {"x": 12}]
+        with pytest.raises(FormatError, match="cannot be decoded"):
+            found[4]
+        assert found.check_integrity().ok  # as its docstring says
+
     def test_elements_without_a_fixed_size(self, tmp_path):
         group = zarr.open_group(tmp_path / "s", mode="w", zarr_format=2)
         names = group.create_array("name", shape=(3,), dtype=str)

@@ -126,7 +126,7 @@ class DataLoader:
     def state_dict(self) -> dict[str, Any]:
         """Where the epoch that was begun last is, or that the next has not begun: a dict for ``load_state_dict``.
 
-        What was handed out counts, not what was made ahead. Values are plain, but for the state of a ``generator``.
+        What was handed out counts, not what was made ahead; so does a batch that failed. Values are plain, but for the state of a ``generator``.
         """
         if self._epoch is not None and not self._epoch.ended:
             epoch = self._epoch
@@ -142,6 +142,7 @@ class DataLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next epoch go on where ``state`` was taken, without reading what was handed out by then.
 
+        Its seed takes the place of the loader's own, from here on.
         Raises ValueError for what is no state of a loader like this one; nothing has changed then. ``iter(loader)`` raises it if
         the order is no longer the same: other batches, or a sampler that is random and has not been set back.
         """

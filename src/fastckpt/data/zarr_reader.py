@@ -33,6 +33,8 @@ class ZarrReader(Reader):
     - plain rows: a group of arrays of equal length, of which a sample is a dict of row i of each, or a single array, of which
       a sample is row i.
 
+    A chunk that is missing reads as the array's fill value, as the format has it, also where it was deleted.
+
     Fields come in the order in which the store names them, or in that of ``fields``. Samples of one call are parts of common
     blocks of memory, in which no two overlap. Stores that are folders are decoded by tensorstore, where it is installed.
 
@@ -91,7 +93,7 @@ class ZarrReader(Reader):
         """Compare the arrays of the store with each other, whatever ``fields`` says: an ``IntegrityReport``.
 
         ``edges=False`` leaves the edges unread; what remains needs pointers, masks and metadata alone. Damage inside of chunks
-        of other fields is not looked for. Raises LimitError where a pointer or a mask is larger than ``limits`` say.
+        of other fields is not looked for, nor chunks that are missing; of plain rows no chunk is read. Raises LimitError where a pointer or a mask is larger than ``limits`` say.
         """
         self.check_open()
         return inspect(self._store, edges=edges, limits=self._limits)
