@@ -3,9 +3,11 @@
 import importlib
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -168,3 +170,41 @@ def test_a_folder_that_was_copied_with_what_was_built_is_built_anew(tmp_path):
         [sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=True
     )
     assert done.stdout.strip() == "lab.copy._native"
+
+
+@pytest.fixture(scope="module")
+def own_distribution(root):
+    """The project as a distribution, by the files that the page on vendoring shows."""
+    page = PACKAGE.parent.parent / "docs" / "vendoring.md"
+    if not page.exists():
+        pytest.skip("the pages are not part of an sdist")
+    blocks = re.findall(
+        r"^  ```\w+\n  # (\S+)\n(.*?)^  ```", page.read_text(), re.MULTILINE | re.DOTALL
+    )
+    files = {name: textwrap.dedent(text) for name, text in blocks}
+    assert files.keys() == {"setup.py", "pyproject.toml"}
+    for name, text in files.items():
+        (root / name).write_text(text)
+    with (root / "pyproject.toml").open("a") as file:
+        file.write('\n[project]\nname = "lab"\nversion = "1"\n')
+    return root
+
+
+def test_the_wheel_of_a_project_has_sources_and_no_generated_c(own_distribution, tmp_path):
+    root, folder = own_distribution, tmp_path / "lab" / "_vendor" / "fastckpt"
+    assert list((root / "lab").rglob("_*.c"))
+    done = subprocess.run(
+        [sys.executable, "setup.py", "-q", "build_py", "--build-lib", tmp_path],
+        cwd=root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    packaged = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
+    sources = {
+        path.relative_to(PACKAGE)
+        for suffix in ("py", "pyx", "pxd", "h", "pyi")
+        for path in PACKAGE.rglob(f"*.{suffix}")
+    }
+    assert packaged == sources | {Path("crc32.c"), Path("py.typed"), Path("LICENSE")}
