@@ -384,6 +384,10 @@ def argument_of_ours():
 
 
 class TestRead:
+    def test_one_name_is_no_list(self, path):
+        with fastckpt.open(path) as checkpoint, pytest.raises(TypeError, match="a list of names"):
+            checkpoint.read("a")
+
     @pytest.mark.parametrize("options", [{}, {"threads": 3}, {"verify": False}], ids=repr)
     def test_whole(self, options, monkeypatch):
         monkeypatch.setenv("FASTCKPT_SERIAL_BELOW", "0")

@@ -17,7 +17,7 @@ from fuzz import compare, contract, covered, mutate, pickles, ways, worker, zips
 from fuzz.__main__ import Campaign
 from fuzz.findings import Findings
 from fuzz.mutate import CONTAINERS, FIXTURES, Mutator, seed_of
-from support import QUIET
+from support import QUIET, SANITIZED
 from zipcraft import archive, checkpoint
 
 pytestmark = QUIET
@@ -152,7 +152,10 @@ def test_a_planted_fault_is_found(fault, guard, tmp_path, monkeypatch):
     if kind == "slow":
         monkeypatch.setattr(contract, "MOST_SECONDS", 0.2)
     outcome = guard.call("way", read)
-    assert {finding.kind for finding in outcome.findings} == ({kind} if kind else set())
+    found = {finding.kind for finding in outcome.findings}
+    if SANITIZED and kind != "memory":  # the sanitizer takes some of its own
+        found.discard("memory")
+    assert found == ({kind} if kind else set())
 
 
 def test_a_payload_that_ran_natively_is_found(guard, tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from torch import nn
 
 import fastckpt
 from objects import one_of_each, saved, torch_loads
-from support import QUIET, same
+from support import QUIET, needs_true_memory, same
 
 pytestmark = QUIET
 
@@ -205,6 +205,7 @@ def run_python(*parts, arguments):
 
 
 @needs_proc
+@needs_true_memory
 @pytest.mark.parametrize(
     "sizes", [[64 << 20], [1 << 20] * 64, [10_000] * 6_000], ids=["one", "many", "small"]
 )

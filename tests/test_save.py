@@ -176,15 +176,18 @@ STAND_INS = {
 
 
 @pytest.mark.parametrize("where", STAND_INS)
-@pytest.mark.parametrize("kind", ["Opaque", "LazyTensor"])
+@pytest.mark.parametrize("kind", ["Opaque", "LazyTensor", "Checkpoint"])
 def test_stand_ins_are_refused(tmp_path, kind, where):
     """Saved, they would be something else when they are loaded."""
     source, path = tmp_path / "own.pt", tmp_path / "out.pt"
     torch.save({"weight": torch.ones(2), "own": Own(5)}, source)
     with fastckpt.open(source) as checkpoint:
-        value = checkpoint.tree["own" if kind == "Opaque" else "weight"]
+        value, words = {
+            "Opaque": (checkpoint.tree["own"], r"an object of test_save\.Own"),
+            "LazyTensor": (checkpoint["weight"], r"read\(\) gives one"),
+            "Checkpoint": (checkpoint, r"is an open file.*read\(\) gives the object"),
+        }[kind]
         wrap, place = STAND_INS[where]
-        words = r"an object of test_save\.Own" if kind == "Opaque" else r"read\(\) gives one"
         writers = [lambda obj: fastckpt.save(obj, path)]
         writers += [
             lambda obj, format=format: fastckpt.stream.dump(obj, io.BytesIO(), format=format)

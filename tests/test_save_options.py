@@ -15,7 +15,7 @@ from torch import nn
 
 import fastckpt
 from objects import torch_loads
-from support import QUIET, same
+from support import QUIET, needs_true_memory, same
 
 pytestmark = QUIET
 
@@ -443,6 +443,7 @@ for name, save in SAVES.items():
 """
 
 
+@needs_true_memory
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc/self")
 def test_peak_memory(tmp_path):
     """At most 16 MiB beyond an object of 144 MB in a thousand and one storages."""

@@ -241,7 +241,7 @@ WRONG = {
     "nested": ({"a": {"b": torch.ones(2)}}, {}, TypeError, "'a' is a dict"),
     "a name that is a number": ({5: torch.ones(2)}, {}, TypeError, "5 is a name in obj"),
     "no bytes": ({}, {"max_shard_bytes": 0}, ValueError, "max_shard_bytes=0"),
-    "bytes as text": ({}, {"max_shard_bytes": "5GB"}, TypeError, "str"),
+    "bytes as text": ({}, {"max_shard_bytes": "5GB"}, TypeError, "a number of bytes"),
     "metadata": ({}, {"metadata": [1]}, TypeError, "a dict is expected"),
     "metadata that is no JSON": ({}, {"metadata": {"a": {1}}}, TypeError, "set"),
     "views": ({}, {"views": "part"}, ValueError, "whole, compact"),

@@ -399,6 +399,22 @@ def test_a_shard_that_is_missing(call, folder):
         fastckpt.FormatError, match=rf"shard '{SECOND}' is missing, which has 'layers\.1\.weight'"
     ):
         call(folder)
+    with pytest.raises(fastckpt.FormatError, match="is missing"):
+        fastckpt.load(folder, keys=["layers.1.weight"])
+
+
+def test_a_shard_that_is_missing_and_not_wanted(folder):
+    whole = fastckpt.load(folder)
+    index = json.loads((folder / INDEX).read_text())["weight_map"]
+    names = [name for name, file in index.items() if file != SECOND]
+    (folder / SECOND).unlink()
+    assert names
+    same({name: whole[name] for name in names}, fastckpt.load(folder, keys=names))
+
+
+def test_names_to_read_are_a_list(folder):
+    with fastckpt.open(folder) as checkpoint, pytest.raises(TypeError, match="a list of names"):
+        checkpoint.read("layers.1.weight")
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,7 @@ SENTENCES = {
     "nothing": (b"", "empty"),
     "zeros": (bytes(10240), "all zeros .10240 bytes"),
     "zeros, large": (bytes(20 << 20), "all zeros"),
+    "stream": (b"\x93FCKPTS\n" + bytes(56), r"a stream, as stream\.dump writes it.*stream\.load"),
     "git-lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git-lfs pointer.*git lfs pull"),
     "HTML": (HTML, "HTML page.*<!DOCTYPE html>"),
     "HTML behind blanks": (b"\n\n  " + HTML, "HTML page"),

@@ -162,6 +162,13 @@ def test_a_modules_state_dict():
     assert target.weight.requires_grad
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_module(strict):
+    source, target = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
+    load(source.state_dict(), target, strict=strict)
+    assert torch.equal(source.weight, target.weight)
+
+
 def test_autograd_notices():
     weight = torch.ones(3, requires_grad=True)
     loss = (weight * weight).sum()

@@ -717,3 +717,12 @@ def test_a_file_that_shrinks(tmp_path):
         report = opened.verify()
     assert not report.ok
     assert "shorter than" in str(report)
+
+
+def test_a_report_is_true_where_all_is_well(tmp_path):
+    good, bad = tmp_path / "good.pt", tmp_path / "bad.pt"
+    torch.save(torch.ones(1000), good)
+    bad.write_bytes(good.read_bytes()[:2000])
+    assert fastckpt.verify(good)
+    assert not fastckpt.verify(bad)
+    assert fastckpt.scan(good)

@@ -23,7 +23,7 @@ from .nodes import duplicate
 from .plan import roots_of
 from .progress import check as check_progress
 from .reading import place_storages, usable_in_place
-from .selection import dotted, index_of, no_tensor, specs_in
+from .selection import dotted, index_of, name_list, no_tensor, specs_in
 from .shard_index import is_index, weights_of
 from .source import FileSource, open_source
 
@@ -251,7 +251,7 @@ class Checkpoint(Mapping[Any, LazyTensor]):
         with self.source.in_use():
             if names is None:
                 return self._read_all()
-            names = list(names)
+            names = name_list(names)
             return dict(zip(names, self._make([self[name].leaf for name in names]), strict=True))
 
     def _read_all(self):

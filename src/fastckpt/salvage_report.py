@@ -30,6 +30,9 @@ class SalvageReport:
     lost: dict[str, str]
     findings: tuple[Finding, ...]
 
+    def __bool__(self) -> bool:
+        return self.ok
+
     @property
     def ok(self) -> bool:
         """Whether nothing is lost, nothing that is kept is contradicted (all of it is of one save), and nothing is dangerous."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from . import pickle_writer
 from ._crc32 import crc32
+from ._descriptor import Owned
 from ._spec import StorageRef, TensorSpec
 from ._tree import named_leaves
 from ._unpickler import PIDS_ZIP, unpickle
@@ -312,7 +313,7 @@ class _Salvage:
 
 def dangers_in(file, limits):
     """The findings of a scan of the new file that speak of danger: what is carried over is carried over as it is."""
-    source = FileSource(os.dup(file.fd), file.name)
+    source = FileSource(Owned(os.dup, file.fd), file.name)
     try:
         findings = scan_source(source, limits).findings
     finally:

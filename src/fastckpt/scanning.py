@@ -91,6 +91,9 @@ class ScanReport:
     findings: tuple[Finding, ...]
     notes: tuple[Finding, ...]
 
+    def __bool__(self) -> bool:
+        return self.ok
+
     @property
     def ok(self) -> bool:
         """Whether all was read, and everything that is named is known to be plain data."""

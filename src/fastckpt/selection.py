@@ -215,3 +215,12 @@ def no_tensor(name, names, root):
     else:
         return KeyError(f"{text!r:.200} is no tensor of the checkpoint{suggestion(text, names)}")
     return KeyError(f"{text!r:.200} is {what}; .tree has it")
+
+
+def name_list(names):
+    """The names that somebody lists; TypeError for one text, whose letters they would be."""
+    if isinstance(names, (str, bytes)):
+        raise TypeError(
+            f"names={names!r:.100}: a list of names is expected; checkpoint[name].read() reads one"
+        )
+    return list(names)

@@ -90,6 +90,10 @@ def is_index(f):
     )
 
 
+class MissingShardError(FormatError):
+    """A file that an index names is not there."""
+
+
 class ShardIndex:
     """An index that was read: ``shards`` is {file name: [names of tensors]}, in the order of the index.
 
@@ -108,11 +112,18 @@ class ShardIndex:
         # A folder may be one of links into a store, as the Hugging Face cache has it: then the index is one, too.
         self._roots = {os.path.realpath(self.folder), os.path.dirname(os.path.realpath(self.path))}
         self.shards = {}
+        self._missing = {}  # errors about files that are wanted only if one of their names is
         bad = set()
         for name, file in self.weight_map.items():
             if not isinstance(file, str) or file not in self.shards and file not in bad:
                 try:
                     self._check_file(file, name)
+                except MissingShardError as error:
+                    if problems is not None:
+                        problems.append(error)
+                        bad.add(file)
+                        continue
+                    self._missing[file] = error
                 except FormatError as error:
                     if problems is None:
                         raise
@@ -155,9 +166,10 @@ class ShardIndex:
         try:
             regular = stat.S_ISREG(os.stat(path).st_mode)
         except FileNotFoundError:
-            raise self.error(
+            problem = (
                 f"shard {file!r} is missing, which has {name!r:.100} and others; fetch it again"
-            ) from None
+            )
+            raise self.error(problem, MissingShardError) from None
         if not regular:
             raise self.error(f"shard {file!r} is no regular file")
         if os.path.dirname(os.path.realpath(path)) not in self._roots:
@@ -168,8 +180,15 @@ class ShardIndex:
 
     def select(self, keys):
         """{file name: [names]} of what ``keys`` wants (see load), None for all. KeyError for a listed name that is not
-        there, and for a pattern that nothing matches.
+        there, and for a pattern that nothing matches; FormatError where a file of these is missing.
         """
+        chosen = self._chosen(keys)
+        for file, error in self._missing.items():
+            if file in chosen:
+                raise error
+        return chosen
+
+    def _chosen(self, keys):
         if keys is None:
             return self.shards
         wanted, listed = chooser(keys)
@@ -183,5 +202,5 @@ class ShardIndex:
             raise not_found(keys, self.weight_map, pattern=True)
         return chosen
 
-    def error(self, problem):
-        return FormatError(f"{self.path}: {problem}", path=self.path)
+    def error(self, problem, kind=FormatError):
+        return kind(f"{self.path}: {problem}", path=self.path)

@@ -15,7 +15,7 @@ from .loading import load
 from .nodes import TensorNode
 from .plan import root_of
 from .progress import reporting
-from .selection import no_tensor, specs_in
+from .selection import name_list, no_tensor, specs_in
 from .shard_index import SAVE_ID, ShardIndex, check_region
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class ShardedCheckpoint(Mapping[str, LazyTensor]):
         """Read many tensors, in one plan for each shard: {name: tensor}; None reads all that there is."""
         if names is None:
             return self.load()
-        leaves = {name: self[name].leaf for name in names}
+        leaves = {name: self[name].leaf for name in name_list(names)}
         made: dict[str, Any] = {}
         for shard, values in self._by_shard(leaves):
             made |= zip(values, shard.read_leaves(list(values.values())), strict=True)

@@ -30,6 +30,9 @@ class ShardedReport:
     index_findings: tuple[Finding, ...]
     index_notes: tuple[Finding, ...]
 
+    def __bool__(self) -> bool:
+        return self.ok
+
     @property
     def ok(self) -> bool:
         """Whether nothing was found, in any of the files."""

@@ -57,6 +57,8 @@ def save_sharded(
     """
     check_options(threads, views, progress)
     alignment = int(operator.index(alignment))
+    if not hasattr(max_shard_bytes, "__index__"):
+        raise TypeError(f"max_shard_bytes={max_shard_bytes!r}: a number of bytes is expected")
     if operator.index(max_shard_bytes) < 1:
         raise ValueError(f"max_shard_bytes={max_shard_bytes}: at least 1 is needed")
     if not isinstance(metadata, (dict, type(None))):

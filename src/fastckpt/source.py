@@ -13,6 +13,7 @@ import os
 import stat
 import threading
 
+from ._descriptor import Owned
 from .errors import FormatError
 
 
@@ -118,11 +119,11 @@ def region_nbytes(name, there, start, nbytes):
 
 
 class FileSource(Source):
-    """A regular file behind a descriptor of our own, which it closes; nothing seeks in it."""
+    """A regular file behind a descriptor of our own (``owned``, an Owned), which it closes; nothing seeks in it."""
 
-    def __init__(self, fd, name, path=None, base=0, nbytes=None):
-        # Set first: whatever fails below, the descriptor is closed here, and by nobody else.
-        self.fd, self.name, self.path, self.base = fd, name, path, base
+    def __init__(self, owned, name, path=None, base=0, nbytes=None):
+        self._owned, self.fd = owned, owned.fd
+        self.name, self.path, self.base = name, path, base
         try:
             self._measure(nbytes)
         except BaseException:
@@ -148,9 +149,8 @@ class FileSource(Source):
         return os.fstat(self.fd).st_size - self.base
 
     def _release(self):
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        self.fd = -1
+        self._owned.close()
 
     def __del__(self):
         self.close()
@@ -295,7 +295,7 @@ class _SharedFile(FileSource):
     """A real file object: read by position through a descriptor of our own, its position set at the end."""
 
     def __init__(self, f, **region):
-        super().__init__(os.dup(f.fileno()), name_of(f), **region)
+        super().__init__(Owned(os.dup, f.fileno()), name_of(f), **region)
         self.f = f
 
     def finish(self, end):
@@ -319,21 +319,17 @@ def plain_file(f):
 
 def open_path(path, offset, nbytes):
     name = os.fsdecode(path)
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    mode = os.fstat(fd).st_mode
+    owned = Owned(os.open, path, os.O_RDONLY | os.O_CLOEXEC)
+    mode = os.fstat(owned.fd).st_mode
     if stat.S_ISREG(mode):
-        return FileSource(fd, name, name, offset, nbytes)
-    try:
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
-        if not stat.S_ISFIFO(mode):
-            raise OSError(errno.EINVAL, "not a regular file; copy what it holds to one first", name)
-        with open(
-            fd, "rb", closefd=False
-        ) as pipe:  # it can be read once, and only from front to back
-            data = pipe.read()
-    finally:
-        os.close(fd)
+        return FileSource(owned, name, name, offset, nbytes)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+    if not stat.S_ISFIFO(mode):
+        raise OSError(errno.EINVAL, "not a regular file; copy what it holds to one first", name)
+    # it can be read once, and only from front to back
+    with open(owned.fd, "rb", closefd=False) as pipe:
+        data = pipe.read()
     return MemorySource(data, name, offset, nbytes)
 
 
@@ -362,7 +358,7 @@ def open_source(f, offset=0, nbytes=None):
                 "the descriptor is not of a regular file; read it into memory first",
                 f,
             )
-        return FileSource(os.dup(f), f"<descriptor {f}>", None, offset, nbytes)
+        return FileSource(Owned(os.dup, f), f"<descriptor {f}>", None, offset, nbytes)
     if isinstance(f, (bytes, bytearray, memoryview, mmap.mmap)):
         return MemorySource(f, f"<{type(f).__name__}>", offset, nbytes)
     if type(f) is io.BytesIO and not f.closed:

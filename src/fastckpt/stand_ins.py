@@ -3,9 +3,11 @@
 import pickle
 
 from ._tree import children
+from .checkpoint import Checkpoint
 from .lazy import LazyStorage, LazyTensor
 from .nodes import Opaque
 from .selection import dotted
+from .sharded import ShardedCheckpoint
 
 
 def refusing(root):
@@ -22,7 +24,18 @@ def refusing(root):
             f"{place(root, value)}a {type(value).__name__} is a handle of an open file, and no tensor; its read() gives one"
         )
 
-    return {Opaque: refuse_opaque, LazyTensor: refuse_lazy, LazyStorage: refuse_lazy}
+    def refuse_open(value):
+        raise pickle.PicklingError(
+            f"{place(root, value)}a {type(value).__name__} is an open file, and none of its tensors; its read() gives the object"
+        )
+
+    return {
+        Opaque: refuse_opaque,
+        LazyTensor: refuse_lazy,
+        LazyStorage: refuse_lazy,
+        Checkpoint: refuse_open,
+        ShardedCheckpoint: refuse_open,
+    }
 
 
 def place(root, value):

@@ -60,6 +60,9 @@ class VerifyReport:
     unreached_nbytes: int
     torch_untold: str | None = None
 
+    def __bool__(self) -> bool:
+        return self.ok
+
     @property
     def ok(self) -> bool:
         return not self.findings

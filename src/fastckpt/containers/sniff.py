@@ -92,6 +92,12 @@ UNPACK = "unpack it first, then load what was in it"
 SIGNATURES = (
     (
         0,
+        b"\x93FCKPTS\n",
+        "a stream, as stream.dump writes it",
+        "stream.load reads it, from the open file",
+    ),
+    (
+        0,
         b"version https://git-lfs.github.com/spec/",
         "a git-lfs pointer in place of the file itself",
         "run 'git lfs pull'",

@@ -79,7 +79,7 @@ def load(
     """Read one object from a stream, of any of the formats of ``dump``, and leave the stream right behind it.
 
     f: descriptor, socket, or binary file object with ``readinto`` or ``read``.
-    out: tensors to fill instead of making new ones: a state dict, or anything else that holds tensors under the same names.
+    out: tensors to fill instead of making new ones: a module, a state dict, or anything else that holds tensors under the same names.
         Names, shapes and dtypes are compared before a byte is overwritten.
     strict: with ``out``, raise where names are missing or left over; with False they stay as they are, or are new.
     weights_only: None means True, whatever the environment says of files. False hands the pickle to Python's own unpickler: THE

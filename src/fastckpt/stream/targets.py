@@ -64,6 +64,8 @@ class TargetReader(StreamReader):
 
     def __init__(self, contents, out, strict, **options):
         super().__init__(contents, "torch", "error", None, **options)
+        if isinstance(out, torch.nn.Module):
+            out = out.state_dict()
         self.refuse(contents.unpickled.unknown)
         self.copies = plan_targets(contents, out, strict)
 
