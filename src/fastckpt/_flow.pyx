@@ -33,6 +33,9 @@ cdef extern from "<poll.h>" nogil:
         short events
     int poll(pollfd* fds, unsigned long count, int timeout)
 
+cdef extern from "<unistd.h>" nogil:
+    int usleep(unsigned int microseconds)
+
 cdef extern from "crc32.h" nogil:
     enum:
         CRC32_KERNELS
@@ -47,6 +50,9 @@ cdef enum:
     SLICE_NBYTES = 32 << 20  # 10 ms: how long Ctrl-C waits where nothing else does
     # An object is handed memory itself from here on; below, a copy is cheaper than a call.
     LARGE_NBYTES = 32 << 10
+    # Whoever waits for a sender that is slower is woken for each of its writes, which costs both more than the bytes are
+    # worth. Let some more come first, where as much as a chunk is still wanted.
+    PAUSE_MICROSECONDS = 100
     IS_ENDED = -1
 
 ENDED = IS_ENDED
@@ -188,6 +194,8 @@ cdef class Flow:
             self.arrived(n)
             left -= n
             if n < total and not has_more(fd):
+                if total == CHUNK_NBYTES:
+                    usleep(PAUSE_MICROSECONDS)
                 break
         self.pass_empty(end)
         return 0

@@ -4,11 +4,14 @@ A descriptor (of a pipe, a socket, a file that is not buffered) is read and writ
 of tensors; anything else through its own methods, since it may buffer or encrypt. Neither end takes a byte too many.
 """
 
+import contextlib
 import errno
+import fcntl
 import io
 import os
 import select
 import socket
+import stat
 import sys
 
 from .._descriptor import Owned
@@ -19,11 +22,20 @@ from ..source import ObjectReader, name_of
 
 # What is read at first of something that says how long it is; then as much again as has arrived.
 FIRST_STEP = 64 << 10
+PIPE_NBYTES = 1 << 20  # the most that Linux grants anybody by default
 WAITS = (errno.EAGAIN, errno.EWOULDBLOCK)
 
 
 class EmptyStreamError(FormatError, EOFError):
     """The stream has ended before it began: the other side closed it, and everything before was whole."""
+
+
+def widen(fd):
+    """Let a pipe hold a mebibyte where the system grants that: each time it is full or empty, one side waits for the other."""
+    if hasattr(fcntl, "F_SETPIPE_SZ") and stat.S_ISFIFO(os.fstat(fd).st_mode):
+        with contextlib.suppress(OSError):
+            if fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ) < PIPE_NBYTES:
+                fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_NBYTES)
 
 
 class Descriptor:
@@ -37,6 +49,7 @@ class Descriptor:
         self.timeout = timeout or None  # a socket that never waits (0) has to, here
         with naming(name):
             self._owned = Owned(os.dup, fd)
+        widen(self.fd)
 
     @property
     def fd(self):
