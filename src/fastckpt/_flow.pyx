@@ -50,8 +50,8 @@ cdef enum:
     SLICE_NBYTES = 32 << 20  # 10 ms: how long Ctrl-C waits where nothing else does
     # An object is handed memory itself from here on; below, a copy is cheaper than a call.
     LARGE_NBYTES = 32 << 10
-    # Whoever waits for a sender that is slower is woken for each of its writes, which costs both more than the bytes are
-    # worth. Let some more come first, where as much as a chunk is still wanted.
+    # Whoever waits for a sender that is slower is woken for each of its writes, which costs both more than the bytes
+    # are worth. Let some more come first, where as much as a chunk is still wanted.
     PAUSE_MICROSECONDS = 100
     IS_ENDED = -1
 
