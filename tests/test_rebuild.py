@@ -281,12 +281,6 @@ def test_stricter_than_torch(case):
         fastckpt.load(torch_file(craft([obj]), *STORAGES))
 
 
-def test_metadata_is_true_or_it_is_not():
-    """{"neg": False} negates in torch, which writes no such thing."""
-    file = torch_file(craft(v2(FLOAT, 0, (2,), (1,), False, HOOKS, {"neg": False})), *STORAGES)
-    assert not fastckpt.load(file).is_neg()
-
-
 def test_hooks_of_the_file_are_not_taken():
     for hooks in ({1: 2}, 5, Call(Name("collections OrderedDict"), ([[0, Name("os system")]],))):
         file = torch_file(craft(v2(FLOAT, 0, (2,), (1,), True, hooks)), *STORAGES)
