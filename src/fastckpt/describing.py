@@ -75,16 +75,6 @@ class Description:
         self.address[list(self.blocks)] = 0
         storages.check_unchanged()
 
-    def every_block(self):
-        """A Block for each storage, in the order of the numbers."""
-        columns = zip(
-            self.storages.storages, self.storages.dtypes, self.storages.address, strict=True
-        )
-        return [
-            self.blocks.get(number) or Block(storage, dtype, address)
-            for number, (storage, dtype, address) in enumerate(columns)
-        ]
-
     def extents(self):
         """Memory that is to be written as it is: int64 columns of (number, address, nbytes), in the order of the numbers."""
         number = np.flatnonzero(self.address)

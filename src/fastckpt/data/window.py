@@ -100,9 +100,8 @@ class Window:
 
         May be interrupted anywhere, and called again then: ``next_out`` moves last, and no word for a thread is lost.
         """
-        if (
-            not self.threads or os.getpid() != self.pid
-        ):  # there is nobody to tell; a lock might be one that is held for ever
+        if not self.threads or os.getpid() != self.pid:
+            # There is nobody to tell; in a child the lock might be one that is held for ever.
             self.ready.pop(job, None)
             self.next_out = job + 1
             return
