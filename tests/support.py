@@ -9,6 +9,10 @@ import torch
 
 # Under scripts/sanitize.py freed memory is kept for a while, and every object has a margin.
 SANITIZED = "libasan" in os.environ.get("LD_PRELOAD", "")
+forks_among_threads = pytest.mark.skipif(
+    SANITIZED,
+    reason="a child that is forked meanwhile can find the sanitizer's own allocator locked",
+)
 needs_true_memory = pytest.mark.skipif(SANITIZED, reason="the sanitizer takes memory of its own")
 
 TORCH = tuple(int(number) for number in torch.__version__.split(".")[:2])

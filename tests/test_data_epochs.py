@@ -17,6 +17,7 @@ import torch
 
 from fastckpt.data import DataLoader
 from readers import TIMEOUT, Gate, Numbers, batches_of, values
+from support import forks_among_threads
 
 # ---- ends
 
@@ -204,6 +205,7 @@ class TestFork:
     def test_an_epoch_gives_what_it_has_then_says_so(self):
         run_python(PRELUDE + IN_CHILD + FORKED_EPOCH)
 
+    @forks_among_threads
     def test_a_loader_works_in_children_that_are_forked_at_any_time(self):
         run_python(PRELUDE + IN_CHILD + FORKED_ALWAYS)
 

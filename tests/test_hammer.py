@@ -11,7 +11,7 @@ import torch
 import fastckpt
 from objects import saved
 from streamcraft import Pid, floats, tar_checkpoint
-from support import SANITIZED
+from support import forks_among_threads
 from ziprewrite import rewritten
 
 THREADS = 8
@@ -193,9 +193,7 @@ def test_close_while_others_read(path, road):
             ckpt["k1"].read()
 
 
-@pytest.mark.skipif(
-    SANITIZED, reason="a child that is forked meanwhile finds the sanitizer's own allocator locked"
-)
+@forks_among_threads
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork")
 def test_fork_while_others_read(path):
     """Children that are made in the middle read through the handle they inherit, and so do those around them."""

@@ -12,7 +12,7 @@ import torch
 
 import fastckpt
 from objects import saved
-from support import QUIET, same
+from support import QUIET, forks_among_threads, same
 
 pytestmark = QUIET
 
@@ -107,6 +107,7 @@ def in_child(work):
     sys.exit("the child hangs")
 """
 
+AMONG_THREADS = "while another thread loads"
 FORKS = {
     "fork, load in the child": "in_child(load)",
     "load, fork, load in both": "load(); in_child(load); load()",
@@ -121,7 +122,7 @@ def look():
 in_child(look)
 assert loaded["a"].numpy().sum() == sum(range(1 << 16))
 """,
-    "while another thread loads": """
+    AMONG_THREADS: """
 import threading
 load()  # what is imported while a process forks stays locked in the child
 stop = []
@@ -146,7 +147,10 @@ load()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork")
-@pytest.mark.parametrize("how", FORKS)
+@pytest.mark.parametrize(
+    "how",
+    [pytest.param(how, marks=[forks_among_threads] * (how == AMONG_THREADS)) for how in FORKS],
+)
 def test_fork(how, tmp_path):
     path = tmp_path / "file.pt"
     torch.save({"a": torch.arange(1 << 16), "b": [torch.ones(3)] * 100}, path)

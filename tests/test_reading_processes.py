@@ -7,6 +7,8 @@ import textwrap
 
 import pytest
 
+from support import forks_among_threads
+
 PRELUDE = """
 import os, signal, sys, threading, time, zlib
 import numpy as np
@@ -103,6 +105,7 @@ class TestFork:
     def test_without_torch(self):
         run_python(PRELUDE, FORK)
 
+    @forks_among_threads
     def test_while_another_thread_loads(self):
         run_python(PRELUDE, FORK, FORK_WHILE_LOADING)
 
