@@ -111,6 +111,7 @@ def test_attributes(name):
         assert lazy.numel == real.numel()
         assert lazy.nbytes == real.numel() * real.element_size()
         assert lazy.shape == (None if real.is_nested else tuple(real.shape))
+        assert lazy.ndim == (None if real.is_nested else real.dim())
         assert repr(lazy).startswith(f"LazyTensor({name!r}, {lazy.dtype}, shape=")
         if name in PLAIN:
             assert lazy.stride == real.stride()

@@ -90,8 +90,8 @@ class LazyTensor(Leaf):
 
     ``t[...]`` takes ints, slices and an ellipsis, and reads the bytes of that part alone (not verified: a checksum
     covers a whole record). Attributes, sizes in elements where no unit is named: ``name``, ``shape``, ``dtype`` (text such
-    as "bfloat16"), ``stride``, ``storage_offset``, ``numel``, ``nbytes``, ``requires_grad``, ``kind`` ("strided", "parameter",
-    "sparse_coo" ...), ``storage`` (key and nbytes of the storage it lies in).
+    as "bfloat16"), ``ndim``, ``stride``, ``storage_offset``, ``numel``, ``nbytes``, ``requires_grad``, ``kind`` ("strided",
+    "parameter", "sparse_coo" ...), ``storage`` (key and nbytes of the storage it lies in).
     """
 
     __slots__ = ()
@@ -181,6 +181,11 @@ class LazyTensor(Leaf):
                 f"{self.name}: a {self.kind} tensor has no {what}; read() gives it whole"
             )
         return self.spec
+
+    @property
+    def ndim(self) -> int | None:
+        """How many dimensions it has; None where it has no shape."""
+        return None if self.shape is None else len(self.shape)
 
     def __len__(self) -> int:
         if not self.shape:

@@ -4,6 +4,8 @@ Neither format has checksums: a storage is whole where its bytes are all there, 
 object gives, and no zeros fill up a file whose copy stopped in it.
 """
 
+from types import MappingProxyType
+
 from ._spec import Global, StorageRef
 from .containers._tar_members import NEEDED, tar_members
 from .containers.legacy import COUNT_NBYTES, LegacyContainer
@@ -28,7 +30,8 @@ class _Recovery:
     """What the two have in common with ZipRecovery: see there for the attributes."""
 
     root = serialization_id = None
-    version, others = b"3\n", {}
+    version = b"3\n"
+    others = MappingProxyType[str, str]({})
 
     def _find_lost(self):
         """Say which storages are lost, from the errors about them and from the zeros that fill up the file."""

@@ -29,7 +29,7 @@ HEADER = np.dtype(
         ("header_crc32", "<u4"),
     ]
 )
-SUMMED_NBYTES = HEADER.fields["header_crc32"][1]
+SUMMED_NBYTES = HEADER.itemsize - 4  # all but the sum of it
 SIZE = np.dtype("<i8")  # of one storage, in the table
 
 
