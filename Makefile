@@ -57,6 +57,7 @@ build: $(READY)
 lint: $(READY)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(PY) -m mypy
 	cython-lint $$(find src -name '*.pyx' -o -name '*.pxd')
 
 format: $(READY)
