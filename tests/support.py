@@ -160,3 +160,15 @@ def same_storage(expected, actual, path, memo):
 
 def bytes_of(storage):
     return torch.tensor([], dtype=torch.uint8).set_(storage).numpy().tobytes()
+
+
+def flags_at(*addresses):
+    """What the system notes of the mappings at addresses, in two letters each: "hg" for huge pages, "nh" for none."""
+    found = {}
+    with open("/proc/self/smaps") as f:
+        for line in f:
+            if "-" in (head := line.split()[0]) and not head.endswith(":"):
+                start, end = (int(x, 16) for x in head.split("-"))
+            elif head == "VmFlags:":
+                found |= {a: line.split()[1:] for a in addresses if start <= a < end}
+    return [found[address] for address in addresses]

@@ -94,7 +94,7 @@ def test_storages(sourced, road, threads):
     contents = contents_of([0, 1, 100, 64, 0, 70_000, 3 << 20, 100, 33 << 20, 5])
     data, records = records_of(contents, [STORED, DEFLATED, STORED] * 3 + [DEFLATED])
     rows = np.random.default_rng(1).permutation(len(contents))
-    (owners, address), verified = materialize.read_storages(
+    (owners, address, _), verified = materialize.read_storages(
         sourced(data), records, rows, threads=threads
     )
     assert [bytes(owner) for owner in owners] == [contents[row] for row in rows]
@@ -106,7 +106,7 @@ def test_rows_again_and_none(sourced, road):
     contents = contents_of([100, 5000])
     data, records = records_of(contents)
     source = sourced(data)
-    (owners, _), verified = materialize.read_storages(source, records, [1, 0, 1])
+    (owners, *_), verified = materialize.read_storages(source, records, [1, 0, 1])
     assert [bytes(owner) for owner in owners] == [contents[1], contents[0], contents[1]]
     assert verified == 3
     assert materialize.read_storages(source, records, [])[1] == 0
@@ -157,7 +157,7 @@ class TestVerification:
         )
         assert (error.path, error.record, error.offset) == (source.name, "data/1", where)
         assert (error.expected, error.actual) == (expected, actual)
-        (owners, _), verified = materialize.read_storages(
+        (owners, *_), verified = materialize.read_storages(
             source, records, everything(records), verify=False
         )
         assert verified == 0
@@ -287,7 +287,7 @@ class TestTheFileChanges:
         path.rename(tmp_path / "other.pt")
         path.write_bytes(b"something else")
         (tmp_path / "other.pt").unlink()
-        (owners, _), _ = materialize.read_storages(source, records, everything(records))
+        (owners, *_), _ = materialize.read_storages(source, records, everything(records))
         assert [bytes(owner) for owner in owners] == contents
 
     def test_overwritten(self, tmp_path, road):
@@ -393,7 +393,7 @@ def test_many_threads_at_once(kind, tmp_path, monkeypatch):
     def load():
         barrier.wait()
         for _ in range(3):
-            (owners, _), verified = materialize.read_storages(
+            (owners, *_), verified = materialize.read_storages(
                 source, records, everything(records), threads=2
             )
             if verified != 8 or [bytes(owner) for owner in owners] != contents:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastckpt import _memory, memory
-from support import needs_true_memory
+from support import flags_at, needs_true_memory
 
 MIB = 1 << 20
 HUGE = 2 * MIB
@@ -38,7 +38,7 @@ SIZES = {
 @pytest.mark.parametrize("huge", ["0", "1"])
 def test_buffers_are_aligned_apart_and_writable(sizes, huge, monkeypatch):
     monkeypatch.setenv("FASTCKPT_HUGEPAGES", huge)
-    owners, address = memory.allocate(sizes)
+    owners, address, _ = memory.allocate(sizes)
     assert address.dtype == np.int64
     assert len(owners) == len(address) == len(sizes)
     assert not (address % memory.ALIGNMENT).any()
@@ -63,13 +63,13 @@ def test_buffers_are_aligned_apart_and_writable(sizes, huge, monkeypatch):
 
 
 def test_order_is_kept_inside_an_arena():
-    _, address = memory.allocate([100, 3 * MIB, 64, 5])
+    _, address, _ = memory.allocate([100, 3 * MIB, 64, 5])
     assert np.diff(address).tolist() == [128, 3 * MIB, 64]
 
 
 def test_torch_tensors_own_their_storage():
     torch = pytest.importorskip("torch")
-    owners, address = memory.allocate([40, 4000])
+    owners, address, _ = memory.allocate([40, 4000])
     tensor = torch.frombuffer(owners[1], dtype=torch.float32)
     tensor.fill_(3)
     assert tensor.untyped_storage().nbytes() == 4000
@@ -144,14 +144,14 @@ class TestPages:
     def test_overhead_is_under_three_percent(self, sizes):
         gc.collect()
         before = resident()
-        owners, _ = memory.allocate(sizes)
+        owners, *_ = memory.allocate(sizes)
         python = resident() - before  # the buffers' own objects
         touch(owners)
         # 700 bytes are 704 when aligned
         assert resident() - before - python <= 1.03 * sum(sizes) + self.SLACK
 
     def test_an_own_mapping_goes_alone(self):
-        owners, _ = memory.allocate([40 * MIB, 40 * MIB])
+        owners, *_ = memory.allocate([40 * MIB, 40 * MIB])
         touch(owners)
         before = resident()
         del owners[0]
@@ -159,7 +159,7 @@ class TestPages:
         assert set(memoryview(owners[0])[:: 1 << 16]) == {2}
 
     def test_a_shared_huge_page_goes_with_the_last_that_touches_it(self):
-        owners, _ = memory.allocate([8 * MIB] * 4)
+        owners, *_ = memory.allocate([8 * MIB] * 4)
         touch(owners)
         before = resident()
         del owners[1:3]
@@ -168,7 +168,7 @@ class TestPages:
         assert bytes(owners[1]) == b"\4" * (8 * MIB)
 
     def test_neighbours_in_one_huge_page_stay(self):
-        owners, _ = memory.allocate([HUGE // 4] * 16)
+        owners, *_ = memory.allocate([HUGE // 4] * 16)
         touch(owners)
         kept = owners[::2]
         del owners
@@ -177,7 +177,7 @@ class TestPages:
     def test_nothing_is_kept(self):
         gc.collect()
         before = resident()
-        owners, _ = memory.allocate([40 * MIB, 5 * MIB, 700, 20 * MIB])
+        owners, *_ = memory.allocate([40 * MIB, 5 * MIB, 700, 20 * MIB])
         touch(owners)
         assert resident() - before > 60 * MIB
         del owners
@@ -188,20 +188,11 @@ class TestPages:
         if not os.path.exists("/sys/kernel/mm/transparent_hugepage"):
             pytest.skip("a kernel without transparent huge pages")
         monkeypatch.setenv("FASTCKPT_HUGEPAGES", switch)
-        _owners, address = memory.allocate([64 * MIB])
-        with open("/proc/self/smaps") as f:
-            inside = False
-            for line in f:
-                if "-" in (head := line.split()[0]) and not head.endswith(":"):
-                    start, end = (int(x, 16) for x in head.split("-"))
-                    inside = start <= address[0] < end
-                elif inside and head == "VmFlags:":
-                    assert flag in line.split()
-                    return
-        pytest.fail("the mapping is not listed")
+        _owners, address, _ = memory.allocate([64 * MIB])
+        assert flag in flags_at(int(address[0]))[0]
 
     def test_mappings_are_private(self):
-        owners, _ = memory.allocate([MIB, 40 * MIB])
+        owners, *_ = memory.allocate([MIB, 40 * MIB])
         touch(owners)
         if (pid := os.fork()) == 0:
             touch(owners[::-1])

@@ -21,7 +21,7 @@ records = Records(["a", "b"], [0, 4 << 20], [4 << 20] * 2, crc32=[zlib.crc32(dat
 source = open_source(data)
 
 def load():
-    (owners, _), verified = materialize.read_storages(source, records, [0, 1], threads=4)
+    (owners, *_), verified = materialize.read_storages(source, records, [0, 1], threads=4)
     assert verified == 2 and bytes(owners[1]) == data[4 << 20:]
 """
 

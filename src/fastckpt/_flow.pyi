@@ -8,7 +8,14 @@ class Flow:
     row: int
     done: int
     def __new__(
-        cls, address: Any, nbytes: Any, gap: Any, crc: Any = None, kernel: int = 0
+        cls,
+        address: Any,
+        nbytes: Any,
+        gap: Any,
+        crc: Any = None,
+        kernel: int = 0,
+        huge: bool | None = None,
+        slow_page_ns: int = ...,
     ) -> Flow: ...
     def receive(self, fd: int, end: int) -> int: ...
     def place(self, end: int) -> memoryview | None: ...

@@ -17,6 +17,9 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from ._held cimport Held, hold, release
+from ._pages cimport (
+    HUGE_PAGE, PAGES_HUGE, PAGES_OLD, SLOW_NS, Pages, pages_advise_small, pages_begin, pages_make_huge, pages_populate,
+)
 
 cdef extern from "<sys/uio.h>" nogil:
     struct iovec:
@@ -80,22 +83,28 @@ cdef class Flow:
     cdef readonly int64_t done
     cdef int64_t in_row  # bytes of that segment and of the gap behind it that are done, or waiting in parts
     cdef int kernel
+    cdef Pages pages
+    cdef int64_t made  # the last huge page that was
     cdef iovec parts[MAX_PARTS]
     cdef int first, count  # of parts that wait to be written
     cdef uint8_t sink[MAX_GAP]
     cdef uint8_t* scratch
     cdef bint through_scratch
 
-    def __cinit__(self, address, nbytes, gap, crc=None, int kernel=0):
+    def __cinit__(self, address, nbytes, gap, crc=None, int kernel=0, huge=None, int64_t slow_page_ns=SLOW_NS):
         """``address`` (0: read and dropped), ``nbytes``, ``gap`` (zeros behind the segment, at most 64): int64 columns.
 
         ``crc`` (None: not wanted) is a uint32 column, which is gone on with. The caller answers for the addresses.
+        ``huge`` says that the memory is fresh, and whether huge pages were asked for (None: it may be in use); they are
+        slow from ``slow_page_ns`` on.
         """
         cdef Py_ssize_t row
         self.rows = len(address)
         if crc is not None and not (0 <= kernel < CRC32_KERNELS and crc32_usable(kernel) == CRC32_USABLE):
             raise ValueError(f"kernel={kernel}: not a CRC-32 kernel of this CPU")
         self.kernel = kernel
+        self.made = -1
+        pages_begin(&self.pages, huge, slow_page_ns)
         self.address = <const int64_t*> hold(&self.held, address, PyBUF_SIMPLE, self.rows * 8)
         self.nbytes = <const int64_t*> hold(&self.held, nbytes, PyBUF_SIMPLE, self.rows * 8)
         self.gap = <const int64_t*> hold(&self.held, gap, PyBUF_SIMPLE, self.rows * 8)
@@ -178,6 +187,39 @@ cdef class Flow:
             self.row += 1
             self.in_row = 0
 
+    cdef void make_pages(self) noexcept nogil:
+        """Make the pages that parts go to: while the system copies, it holds what the sender is waiting for."""
+        cdef int64_t start, stop
+        cdef int i = 0
+        while i < self.count:
+            start = <int64_t> self.parts[i].iov_base
+            stop = start + self.parts[i].iov_len
+            i += 1
+            if start == <int64_t> self.scratch or start == <int64_t> &self.sink[0]:
+                continue
+            if self.pages.kind == PAGES_HUGE:
+                if start // HUGE_PAGE == self.made:
+                    start = (start | (HUGE_PAGE - 1)) + 1
+                self.made = (stop - 1) // HUGE_PAGE
+                if pages_make_huge(&self.pages, start, stop):
+                    self.take_small_pages()
+            else:
+                while i < self.count and 0 <= <int64_t> self.parts[i].iov_base - stop <= MAX_GAP:
+                    stop = <int64_t> self.parts[i].iov_base + self.parts[i].iov_len
+                    i += 1
+                pages_populate(start, stop)
+
+    cdef void take_small_pages(self) noexcept nogil:
+        """Have what is not there yet go to small pages."""
+        cdef int64_t start = 0, stop = 0
+        cdef Py_ssize_t row
+        for row in range(self.row, self.rows):
+            if self.address[row] - stop > MAX_GAP or self.address[row] < stop:
+                pages_advise_small(start, stop)
+                start = self.address[row]
+            stop = self.address[row] + self.nbytes[row]
+        pages_advise_small(start, stop)
+
     cdef int receive_some(self, int fd, Py_ssize_t end) noexcept nogil:
         cdef int64_t left = SLICE_NBYTES, total
         cdef ssize_t n
@@ -186,6 +228,8 @@ cdef class Flow:
             if self.row == end:
                 return 0
             total = self.gather(end, False)
+            if self.pages.kind != PAGES_OLD:
+                self.make_pages()
             n = readv(fd, self.parts, self.count)
             if n < 0:
                 return errno
@@ -219,6 +263,8 @@ cdef class Flow:
         if self.row == end:
             return None
         total = self.gather(end, False)
+        if self.pages.kind != PAGES_OLD:
+            self.make_pages()
         self.through_scratch = self.parts[0].iov_len < LARGE_NBYTES
         if self.through_scratch:
             return PyMemoryView_FromMemory(<char*> self.scratch, total, PyBUF_WRITE)

@@ -20,7 +20,9 @@ def fill(
     kernel: int = 0,
     num_threads: int = 1,
     go_on: bool = False,
+    huge: bool | None = None,
     unit_nbytes: int = ...,
     chunk_nbytes: int = ...,
+    slow_page_ns: int = ...,
 ) -> int: ...
 def view_of(address: int, nbytes: int) -> memoryview: ...

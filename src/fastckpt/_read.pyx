@@ -15,6 +15,10 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from ._origin cimport READ_OK, READ_SHORT, Origin, origin_read
+from ._pages cimport (
+    HUGE_PAGE, PAGES_GET, PAGES_HUGE, PAGES_SMALL, SLOW_NS, Pages, pages_advise_small, pages_begin, pages_make_huge,
+    pages_populate,
+)
 from ._threads cimport team_of
 
 cdef extern from "crc32.h" nogil:
@@ -43,7 +47,6 @@ cdef extern from * nogil:
 
 cdef enum:
     READ_STOPPED = -2  # not read, because another extent failed or the caller gave up
-    HUGE_PAGE = 2 << 20
     # Units of 2, 4, 8 and 16 MiB reach 0.91, 0.89, 0.91 and 0.89 of what the memory allows (1 GB, two threads, EPYC,
     # noise 0.02), chunks of 128, 256 and 512 KiB 0.89, 0.91 and 0.89: a chunk fits a small L2 together with its source.
     UNIT_NBYTES = 8 << 20
@@ -81,6 +84,7 @@ cdef struct Job:
     bint go_on  # an extent that cannot be read stops no other
     int kernel
     int64_t* control
+    Pages pages
 
 
 # ---- planning
@@ -135,10 +139,40 @@ cdef void plan(
     job.starts[job.units] = piece - job.pieces
 
 
+# ---- pages for what is to be read
+
+
+cdef void take_small_pages(const Job* job, int64_t first) noexcept nogil:
+    """Have pieces from ``first`` on go to small pages, neighbours in one call: all threads have to wait for each."""
+    cdef Piece* piece = job.pieces + first
+    cdef Piece* end = job.pieces + job.starts[job.units]
+    cdef int64_t start = 0, stop = 0
+    while piece < end:
+        if piece.address - stop >= GAP_NBYTES or piece.address < stop:
+            pages_advise_small(start, stop)
+            start = piece.address
+        stop = piece.address + piece.nbytes
+        piece += 1
+    pages_advise_small(start, stop)
+
+
+cdef void make_pages(Job* job, const Piece* piece, int64_t done, int64_t nbytes) noexcept nogil:
+    """Make the pages that the next bytes of a piece go to."""
+    cdef int64_t start = piece.address + done
+    cdef int kind = PAGES_GET(&job.pages.kind)
+    if kind == PAGES_HUGE:
+        if done and (start - 1) // HUGE_PAGE == start // HUGE_PAGE:
+            start = (start | (HUGE_PAGE - 1)) + 1  # this one is there
+        if pages_make_huge(&job.pages, start, piece.address + done + nbytes):
+            take_small_pages(job, piece - job.pieces)
+    elif kind == PAGES_SMALL:
+        pages_populate(start, start + nbytes)
+
+
 # ---- reading
 
 
-cdef int read_piece(const Job* job, Piece* piece, uint8_t* scratch) noexcept nogil:
+cdef int read_piece(Job* job, Piece* piece, uint8_t* scratch) noexcept nogil:
     """Read a piece chunk by chunk, each summed while it is in cache."""
     cdef int64_t n, done = 0
     cdef const uint8_t* target
@@ -149,6 +183,7 @@ cdef int read_piece(const Job* job, Piece* piece, uint8_t* scratch) noexcept nog
         n = min(job.chunk, piece.nbytes - done)
         if piece.address:
             target = <uint8_t*> piece.address + done
+            make_pages(job, piece, done, n)
             status = origin_read(&job.origin, piece.offset + done, <void*> target, n)
         elif job.origin.memory != NULL:
             target, status = job.origin.memory + piece.offset + done, READ_OK
@@ -180,10 +215,10 @@ cdef int64_t neighbours(const Job* job, int64_t first, int64_t last, int64_t* en
     return i
 
 
-cdef bint read_together(const Job* job, int64_t first, int64_t last, int64_t end, uint8_t* scratch) noexcept nogil:
+cdef bint read_together(Job* job, int64_t first, int64_t last, int64_t end, uint8_t* scratch) noexcept nogil:
     """Read pieces and what lies between them at once. False: nothing was done, read them singly to see which fails."""
     cdef Piece* piece
-    cdef int64_t i, begin = job.pieces[first].offset, nbytes = 0
+    cdef int64_t i, begin = job.pieces[first].offset, nbytes = 0, huge_page = -1
     cdef const uint8_t* data
     if origin_read(&job.origin, begin, scratch, end - begin) != READ_OK:
         return False
@@ -191,6 +226,9 @@ cdef bint read_together(const Job* job, int64_t first, int64_t last, int64_t end
         piece = job.pieces + i
         data = scratch + (piece.offset - begin)
         if piece.address:
+            if PAGES_GET(&job.pages.kind) == PAGES_HUGE and piece.address // HUGE_PAGE != huge_page:
+                make_pages(job, piece, 0, piece.nbytes)
+                huge_page = piece.address // HUGE_PAGE
             memcpy(<void*> piece.address, data, piece.nbytes)
         if job.want_crc:
             piece.crc = crc32_update(job.kernel, 0, data, piece.nbytes)
@@ -200,7 +238,7 @@ cdef bint read_together(const Job* job, int64_t first, int64_t last, int64_t end
     return True
 
 
-cdef void read_unit(const Job* job, int64_t unit, uint8_t* scratch) noexcept nogil:
+cdef void read_unit(Job* job, int64_t unit, uint8_t* scratch) noexcept nogil:
     """Read one unit; it needs nothing but the job, so that any pool of threads can call it."""
     cdef int64_t end = 0, together, i = job.starts[unit], last = job.starts[unit + 1]
     cdef Piece* piece
@@ -221,7 +259,7 @@ cdef uint8_t* new_scratch(const Job* job) noexcept nogil:
     return <uint8_t*> malloc(job.chunk) if job.want_scratch else NULL
 
 
-cdef void read_serially(const Job* job) noexcept nogil:
+cdef void read_serially(Job* job) noexcept nogil:
     cdef uint8_t* scratch = new_scratch(job)
     cdef int64_t unit
     for unit in range(job.units):
@@ -229,7 +267,7 @@ cdef void read_serially(const Job* job) noexcept nogil:
     free(scratch)
 
 
-cdef void read_in_parallel(const Job* job, int num_threads) noexcept nogil:
+cdef void read_in_parallel(Job* job, int num_threads) noexcept nogil:
     cdef uint8_t* scratch = NULL
     cdef int64_t unit
     with parallel(num_threads=num_threads):
@@ -321,8 +359,8 @@ cdef int64_t run(
 def fill(
     int fd, int64_t base, view, int64_t origin_nbytes,
     offset, nbytes, address, crc, status, control,
-    *, int kernel=0, int num_threads=1, bint go_on=False,
-    int64_t unit_nbytes=UNIT_NBYTES, int64_t chunk_nbytes=CHUNK_NBYTES,
+    *, int kernel=0, int num_threads=1, bint go_on=False, huge=None,
+    int64_t unit_nbytes=UNIT_NBYTES, int64_t chunk_nbytes=CHUNK_NBYTES, int64_t slow_page_ns=SLOW_NS,
 ):
     """Read extents into memory and return how many failed.
 
@@ -330,7 +368,8 @@ def fill(
     ``nbytes``, ``address`` are int64 columns, best in the order of the file; an address of 0 keeps nothing and
     sums only. ``crc`` (None: not wanted) and ``status`` are int64 columns that get the results, ``control`` two
     int64: the bytes done so far, and a flag that anyone may set to stop. ``num_threads`` 1 touches no OpenMP. With
-    ``go_on`` an extent that cannot be read keeps no other from being read.
+    ``go_on`` an extent that cannot be read keeps no other from being read. ``huge`` says that the memory is fresh, and
+    whether huge pages were asked for (None: it may be in use); they are slow from ``slow_page_ns`` on.
     The caller answers for the addresses. Raises ValueError for columns or numbers that cannot be.
     """
     cdef Py_buffer[7] buffers
@@ -360,6 +399,7 @@ def fill(
             taken += 1
             job.origin.memory, job.origin.nbytes = <const uint8_t*> buffers[6].buf, min(origin_nbytes, buffers[6].len)
         job.control, job.chunk = <int64_t*> buffers[4].buf, chunk_nbytes
+        pages_begin(&job.pages, huge, slow_page_ns)
         job.want_crc, job.want_scratch, job.go_on, job.kernel = crc is not None, False, go_on, kernel
         with nogil:
             failed = run(

@@ -285,7 +285,7 @@ class LazyTensor(Leaf):
         part = Records([record.names[row]] * len(offsets), offsets, np.full(len(offsets), span))
         memory = self._checkpoint.allocate([span * len(offsets)])
         addresses = memory.address[0] + span * np.arange(len(offsets), dtype=np.int64)
-        options = {"verify": False, "threads": self._checkpoint.threads}
+        options = {"verify": False, "threads": self._checkpoint.threads, "huge": memory.huge}
         rows = np.arange(len(offsets))
         fill(contents.source, part, rows, addresses, memory.owners, **options)
         return memory.owners[0], 0, runs.stride

@@ -20,17 +20,19 @@ CHUNK = 1 << 20
 DONE, STOP = 0, 1  # the places in a control column
 
 
-def fill(source, records, rows, addresses, owners, *, verify=True, threads=None, progress=None):
+def fill(
+    source, records, rows, addresses, owners, *, verify=True, threads=None, progress=None, huge=None
+):
     """Read records into memory, inflate what is deflated, and return how many were verified.
 
     ``rows`` are numbers of ``records``; ``addresses`` is an int64 column of where each goes, ``nbytes`` bytes of
     writable memory, which lives as long as ``owners`` do: the threads that write hold them, too, since an exception
     of a signal handler may end this function before they have ended. ``progress(done, total)`` is called from this
-    thread, in bytes.
+    thread, in bytes. ``huge`` is the Allocation's, where the memory is one that nobody has written to.
     Raises FormatError where the source ends early or a deflated record is bad, ChecksumError for the first
     record (in the order of the file) that is not what its CRC-32 says, OSError where the system fails.
     """
-    fill = _Fill(source, records, rows, verify, threads, progress, owners)
+    fill = _Fill(source, records, rows, verify, threads, progress, owners, huge=huge)
     crc = fill.read(np.ascontiguousarray(addresses, dtype=np.int64))
     return _check(source, records, fill.rows, crc) if verify else 0
 
@@ -53,6 +55,7 @@ def read_storages(
         verify=verify,
         threads=threads,
         progress=progress,
+        huge=allocation.huge,
     )
     back = np.empty_like(order)
     back[order] = np.arange(len(order))
@@ -79,7 +82,16 @@ class _Fill:
     """
 
     def __init__(
-        self, source, records, rows, want_crc, threads, progress, owners=None, go_on=False
+        self,
+        source,
+        records,
+        rows,
+        want_crc,
+        threads,
+        progress,
+        owners=None,
+        go_on=False,
+        huge=None,
     ):
         source.check_open()
         self.source, self.records, self.owners = source, records, owners
@@ -87,7 +99,7 @@ class _Fill:
         self.kernel_name = _crc32.default_kernel()
         self.want_crc, self.threads, self.progress = want_crc, threads, progress
         self.control = np.zeros(2, dtype=np.int64)
-        self.go_on, self.failures = go_on, {}
+        self.go_on, self.failures, self.huge = go_on, {}, huge
         self.caller, self.lock = threading.get_ident(), threading.Lock()
         self.total = int(records.nbytes[self.rows].sum())
 
@@ -184,6 +196,7 @@ class _Fill:
                     kernel=kernel,
                     num_threads=num_threads,
                     go_on=self.go_on,
+                    huge=self.huge,
                 )
 
         tell = self._tell if self.progress else None

@@ -25,10 +25,12 @@ class Allocation(NamedTuple):
 
     An owner exports its memory to ``torch.frombuffer``, ``numpy.frombuffer`` and ``memoryview``, which keep it
     alive. The bytes are whatever the system gives until they are filled: never pass them on after a failure.
+    ``huge`` is for who fills it: whether huge pages were asked for, None where its pages may have been in use before.
     """
 
     owners: list
     address: np.ndarray
+    huge: bool | None = None
 
 
 def allocate(sizes):
@@ -38,6 +40,7 @@ def allocate(sizes):
     """
     sizes = np.ascontiguousarray(sizes, dtype=np.int64)
     address = np.empty(len(sizes), dtype=np.int64)
+    huge = use_huge_pages()
     owners = _memory.allocate(
         sizes,
         address,
@@ -45,9 +48,9 @@ def allocate(sizes):
         shared_most=SHARED_MOST,
         heap_below=HEAP_BELOW,
         alignment=ALIGNMENT,
-        huge=use_huge_pages(),
+        huge=huge,
     )
-    return Allocation(owners, address)
+    return Allocation(owners, address, huge if sizes.sum() >= HEAP_BELOW else None)
 
 
 def use_huge_pages():

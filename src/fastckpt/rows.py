@@ -116,6 +116,7 @@ class Rows:
                 memory.owners,
                 verify=False,
                 threads=self.checkpoint.threads,
+                huge=memory.huge,
             )
         return dict(zip(columns, memory.owners, strict=True))
 

@@ -33,6 +33,7 @@ class Arrival:
         self.places = Places(len(contents.unpickled.storages))
         address = self._take_memory(wanted, limits)
         columns = self._columns(address, parts or {})
+        self._huge = None if parts else self._huge  # what they go to is in use
         self.segments = self.layout.segments(*columns)
         self.swapped = contents.byteorder != sys.byteorder
         self._swaps = self._units() if self.swapped else {}
@@ -46,6 +47,7 @@ class Arrival:
         bounded(self.inlet, sum(nbytes.tolist()), "the storages", limits)
         order = np.argsort(rows, kind="stable")
         allocation = allocate(nbytes[order])
+        self._huge = allocation.huge
         address[rows[order]] = allocation.address
         for i, owner in zip(order.tolist(), allocation.owners, strict=True):
             self.places.owners[wanted[i].index] = owner
@@ -82,7 +84,7 @@ class Arrival:
         layout, segments = self.layout, self.segments
         kernel = _crc32.kernel_id(None)
         flow = Flow(segments.address, segments.nbytes, segments.gap,
-                    segments.crc if layout.sums else None, kernel)  # fmt: skip
+                    segments.crc if layout.sums else None, kernel, self._huge)  # fmt: skip
         begin, first = 0, 0
         for end, last in zip(layout.ends.tolist(), segments.ends.tolist(), strict=True):
             self.inlet.receive(flow, last, self.name_of, self.tell)
