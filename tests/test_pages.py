@@ -8,6 +8,7 @@ import pytest
 
 from fastckpt import _crc32, _read, memory
 from fastckpt._flow import Flow
+from fastckpt._memory import Pages
 from support import flags_at
 
 MIB = 1 << 20
@@ -61,10 +62,24 @@ def receive(fd, allocation, sizes, **options):
     return crc.tolist()
 
 
+def copy(fd, allocation, sizes, *, huge, **options):
+    """As files are read that have no descriptor."""
+    pages, crc, start = Pages(allocation.address, sizes, huge, **options), [], 0
+    for address, nbytes in zip(allocation.address.tolist(), sizes.tolist(), strict=True):
+        for done in range(0, nbytes, MIB):
+            n = min(MIB, nbytes - done)
+            pages.make(address + done, n)
+            assert os.preadv(fd, [_read.view_of(address + done, n)], start + done) == n
+        start += nbytes
+        crc.append(zlib.crc32(_read.view_of(address, nbytes)))
+    return crc
+
+
 WAYS = {
     "read": read,
     "read by 3 threads": lambda *a, **k: read(*a, num_threads=3, **k),
     "received": receive,
+    "copied": copy,
 }
 
 

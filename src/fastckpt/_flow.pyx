@@ -18,7 +18,7 @@ from libc.string cimport memcpy
 
 from ._held cimport Held, hold, release
 from ._pages cimport (
-    HUGE_PAGE, PAGES_HUGE, PAGES_OLD, SLOW_NS, Pages, pages_advise_small, pages_begin, pages_make_huge, pages_populate,
+    HUGE_PAGE, PAGES_HUGE, PAGES_OLD, SLOW_NS, Pages, pages_begin, pages_make_huge, pages_populate, pages_take_small,
 )
 
 cdef extern from "<sys/uio.h>" nogil:
@@ -202,23 +202,12 @@ cdef class Flow:
                     start = (start | (HUGE_PAGE - 1)) + 1
                 self.made = (stop - 1) // HUGE_PAGE
                 if pages_make_huge(&self.pages, start, stop):
-                    self.take_small_pages()
+                    pages_take_small(self.address + self.row, self.nbytes + self.row, self.rows - self.row)
             else:
                 while i < self.count and 0 <= <int64_t> self.parts[i].iov_base - stop <= MAX_GAP:
                     stop = <int64_t> self.parts[i].iov_base + self.parts[i].iov_len
                     i += 1
                 pages_populate(start, stop)
-
-    cdef void take_small_pages(self) noexcept nogil:
-        """Have what is not there yet go to small pages."""
-        cdef int64_t start = 0, stop = 0
-        cdef Py_ssize_t row
-        for row in range(self.row, self.rows):
-            if self.address[row] - stop > MAX_GAP or self.address[row] < stop:
-                pages_advise_small(start, stop)
-                start = self.address[row]
-            stop = self.address[row] + self.nbytes[row]
-        pages_advise_small(start, stop)
 
     cdef int receive_some(self, int fd, Py_ssize_t end) noexcept nogil:
         cdef int64_t left = SLICE_NBYTES, total

@@ -1,4 +1,4 @@
-from typing import final
+from typing import Any, final
 
 from _typeshed import ReadableBuffer, WriteableBuffer
 
@@ -17,6 +17,13 @@ def allocate(
     alignment: int,
     huge: bool,
 ) -> list[Storage]: ...
+
+@final
+class Pages:
+    def __new__(
+        cls, address: Any, nbytes: Any, huge: bool | None, slow_page_ns: int = ...
+    ) -> Pages: ...
+    def make(self, start: int, nbytes: int) -> None: ...
 
 @final
 class Mapping:

@@ -13,6 +13,10 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyB
 from libc.stdint cimport INT64_MAX, int64_t
 from libc.stdlib cimport calloc, free
 
+from ._held cimport Held, hold, release
+from ._pages cimport PAGES_HUGE, PAGES_OLD, SLOW_NS, pages_begin, pages_make_huge, pages_populate, pages_take_small
+from ._pages cimport Pages as State
+
 cdef extern from * nogil:
     """
     #include <stdlib.h>
@@ -262,6 +266,36 @@ def allocate(
             PyBuffer_Release(&address_buffer)
     finally:
         PyBuffer_Release(&size_buffer)
+
+
+@cython.final
+cdef class Pages:
+    """Pages of fresh memory on their way: for those who fill it by calls that cannot make them."""
+
+    cdef Held held
+    cdef const int64_t* address
+    cdef const int64_t* nbytes
+    cdef Py_ssize_t rows
+    cdef State state
+
+    def __cinit__(self, address, nbytes, huge, int64_t slow_page_ns=SLOW_NS):
+        """Columns of what will be filled, and Allocation.huge; huge pages are slow from ``slow_page_ns`` on."""
+        self.rows = len(address)
+        self.address = <const int64_t*> hold(&self.held, address, PyBUF_SIMPLE, self.rows * 8)
+        self.nbytes = <const int64_t*> hold(&self.held, nbytes, PyBUF_SIMPLE, self.rows * 8)
+        pages_begin(&self.state, huge, slow_page_ns)
+
+    def __dealloc__(self):
+        release(&self.held)
+
+    def make(self, int64_t start, int64_t nbytes):
+        """Make the pages of bytes that are about to be written."""
+        with nogil:
+            if self.state.kind == PAGES_HUGE:
+                if pages_make_huge(&self.state, start, start + nbytes):
+                    pages_take_small(self.address, self.nbytes, self.rows)
+            elif self.state.kind != PAGES_OLD and nbytes:
+                pages_populate(start, start + nbytes)
 
 
 cdef enum:

@@ -68,6 +68,7 @@ cdef extern from * nogil:
 
 cdef enum:
     HUGE_PAGE = 2 << 20
+    SMALL_PAGE = 4 << 10  # at least
     THERE_NS = 20_000  # a touch takes less where the page was there already, or is a small one
     SLOW_NS = 2_000_000
     MOST_SLOW = 4  # in a row; each that is quick makes up for half a slow one
@@ -102,3 +103,15 @@ cdef inline bint pages_make_huge(Pages* pages, int64_t start, int64_t end) noexc
                 return PAGES_SWAP(&pages.kind, PAGES_SMALL) == PAGES_HUGE
         start = (start | (HUGE_PAGE - 1)) + 1
     return False
+
+
+cdef inline void pages_take_small(const int64_t* address, const int64_t* nbytes, Py_ssize_t rows) noexcept nogil:
+    """Have what is not there yet go to small pages, neighbours in one call: all threads have to wait for each."""
+    cdef int64_t start = 0, end = 0
+    cdef Py_ssize_t row
+    for row in range(rows):
+        if not 0 <= address[row] - end < SMALL_PAGE:
+            pages_advise_small(start, end)
+            start = address[row]
+        end = address[row] + nbytes[row]
+    pages_advise_small(start, end)

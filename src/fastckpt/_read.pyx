@@ -16,8 +16,8 @@ from libc.string cimport memcpy
 
 from ._origin cimport READ_OK, READ_SHORT, Origin, origin_read
 from ._pages cimport (
-    HUGE_PAGE, PAGES_GET, PAGES_HUGE, PAGES_SMALL, SLOW_NS, Pages, pages_advise_small, pages_begin, pages_make_huge,
-    pages_populate,
+    HUGE_PAGE, PAGES_GET, PAGES_HUGE, PAGES_SMALL, SLOW_NS, SMALL_PAGE, Pages, pages_advise_small, pages_begin,
+    pages_make_huge, pages_populate,
 )
 from ._threads cimport team_of
 
@@ -148,7 +148,7 @@ cdef void take_small_pages(const Job* job, int64_t first) noexcept nogil:
     cdef Piece* end = job.pieces + job.starts[job.units]
     cdef int64_t start = 0, stop = 0
     while piece < end:
-        if piece.address - stop >= GAP_NBYTES or piece.address < stop:
+        if not 0 <= piece.address - stop < SMALL_PAGE:
             pages_advise_small(start, stop)
             start = piece.address
         stop = piece.address + piece.nbytes

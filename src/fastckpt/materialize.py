@@ -11,6 +11,7 @@ import zlib
 import numpy as np
 
 from . import _crc32, _read, workers
+from ._memory import Pages
 from .errors import CheckpointError, ChecksumError, FormatError, UnsupportedError
 from .memory import allocate
 from .records import DEFLATED, NO_CRC, STORED
@@ -108,6 +109,7 @@ class _Fill:
         crc = np.zeros(len(self.rows), dtype=np.int64)
         if len(addresses) != len(self.rows):
             raise ValueError(f"{len(addresses)} addresses for {len(self.rows)} records")
+        self.pages = Pages(addresses, self.records.nbytes[self.rows], self.huge)
         method = self.records.method[self.rows]
         stored = np.flatnonzero(method == STORED)
         stored = stored[np.argsort(self.records.offset[self.rows[stored]], kind="stable")]
@@ -223,7 +225,7 @@ class _Fill:
         scratch = None if address else memoryview(bytearray(min(nbytes, CHUNK)))
         for done in range(0, nbytes, CHUNK):
             n = min(CHUNK, nbytes - done)
-            view = _read.view_of(address + done, n) if address else scratch[:n]
+            view = self._place(address + done, n) if address else scratch[:n]
             self.source.readinto(start + done, view)
             crc = self._took(view, crc)
         return crc
@@ -233,12 +235,17 @@ class _Fill:
         done = crc = 0
         for data in inflated(self.source, self.records, row):
             if address:
-                _read.view_of(address + done, len(data))[:] = data
+                self._place(address + done, len(data))[:] = data
             crc = self._took(data, crc)
             done += len(data)
             if self.control[STOP]:
                 break
         return crc
+
+    def _place(self, address, nbytes):
+        """A view of memory that is about to be filled."""
+        self.pages.make(address, nbytes)
+        return _read.view_of(address, nbytes)
 
     def _took(self, data, crc):
         """Count bytes that were read, tell so, and return the CRC that goes on over them."""
