@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import fastckpt
+from overlaps import check_overlapping, OVERLAPPING
 from ziprewrite import with_damage
 
 
@@ -351,24 +352,33 @@ def test_names_that_are_no_tensors_are_unexpected_too():
         fastckpt.load_into(torch.nn.Linear(3, 2), data)
 
 
-OVERLAPS = {
-    "the_same": (slice(0, 4), slice(0, 4), [2, 2, 2, 2, 0, 0, 0, 0]),
-    "in_part": (slice(0, 4), slice(2, 6), [1, 1, 2, 2, 2, 2, 0, 0]),
-    "one_in_the_other": (slice(0, 8), slice(2, 6), [1, 1, 2, 2, 2, 2, 1, 1]),
-}
+@pytest.mark.parametrize(("views", "sent", "there"), OVERLAPPING)
+@pytest.mark.parametrize("shards", [False, True], ids=["one_file", "shards"])
+def test_tensors_that_overlap_are_filled_in_their_order(views, sent, there, shards, tmp_path):
+    def fill(values, tensors):
+        if shards:
+            fastckpt.save_sharded(values, tmp_path, max_shard_bytes=64)
+        else:
+            torch.save(values, tmp_path / "x.pt")
+        fastckpt.load_into(tensors, tmp_path if shards else tmp_path / "x.pt")
+
+    check_overlapping(views, sent, there, fill)
 
 
-@pytest.mark.parametrize("case", OVERLAPS)
-def test_tensors_that_overlap_are_filled_in_their_order(case, tmp_path):
-    first, second, expected = OVERLAPS[case]
-    array = torch.zeros(8)
-    there = {"a": array[first], "b": array[second]}
-    torch.save(
-        {"a": torch.full_like(there["a"], 1), "b": torch.full_like(there["b"], 2)},
-        tmp_path / "x.pt",
-    )
-    fastckpt.load_into(there, tmp_path / "x.pt")
-    assert array.tolist() == expected
+def test_buffers_that_overlap_in_a_module(tmp_path):
+    class Overlapping(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            flat = torch.zeros(8)
+            self.register_buffer("head", flat[::2])
+            self.register_buffer("flat", flat)
+
+    state = {"head": torch.ones(4), "flat": torch.full((8,), 2.0)}
+    torch.save(state, tmp_path / "x.pt")
+    expected, net = Overlapping(), Overlapping()
+    expected.load_state_dict(state)
+    fastckpt.load_into(net, tmp_path / "x.pt")
+    assert torch.equal(net.flat, expected.flat)
 
 
 @pytest.mark.parametrize("names", [("whole", "part"), ("part", "whole")], ids="-".join)

@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 import fastckpt
 from fastckpt import stream
+from overlaps import check_overlapping, OVERLAPPING
 
 each_format = pytest.mark.parametrize("format", stream.FORMATS)
 
@@ -213,23 +214,10 @@ def test_a_nested_tensor_there():
     assert not out["a"].any()
 
 
-# The tensors that are there, over an array of eight numbers; what is in it when "a" and "b" were filled with 1 and 2.
-OVERLAPS = {
-    "the_same": (slice(0, 4), slice(0, 4), [2, 2, 2, 2, 0, 0, 0, 0]),
-    "in_part": (slice(0, 4), slice(2, 6), [1, 1, 2, 2, 2, 2, 0, 0]),
-    "one_in_the_other": (slice(0, 8), slice(2, 6), [1, 1, 2, 2, 2, 2, 1, 1]),
-    "beside": (slice(0, 4), slice(4, 8), [1, 1, 1, 1, 2, 2, 2, 2]),
-}
-
-
 @each_format
-@pytest.mark.parametrize("case", OVERLAPS)
-def test_tensors_that_overlap_there(case, format):
-    first, second, expected = OVERLAPS[case]
-    array = torch.zeros(8)
-    there = {"a": array[first], "b": array[second]}
-    load({"a": torch.full_like(there["a"], 1), "b": torch.full_like(there["b"], 2)}, there, format)
-    assert array.tolist() == expected
+@pytest.mark.parametrize(("views", "sent", "there"), OVERLAPPING)
+def test_tensors_that_overlap_there(views, sent, there, format):
+    check_overlapping(views, sent, there, lambda values, out: load(values, out, format))
 
 
 def test_not_strict():

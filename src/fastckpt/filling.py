@@ -1,5 +1,6 @@
 """Tensors of a checkpoint into memory that is there already: straight, in one parallel fill, or through a chunk."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -27,41 +28,54 @@ class Copy(NamedTuple):
 
 
 def fill_parts(parts, copies, progress):
-    """Fill from each of the files that a checkpoint consists of, one after the other."""
-    total = sum(copy.lazy.nbytes for copy in copies)
+    """Fill from each of the files that a checkpoint consists of, one after the other; what shares its memory with others comes last."""
+    last = crowded(copies)
+    tally = _Tally(progress, sum(copy.lazy.nbytes for copy in copies))
+    fillings = {id(part): _Filling(part, tally) for part in parts}
     by_part = {id(part): [] for part in parts}
-    for copy in copies:
-        by_part[id(copy.lazy.checkpoint)].append(copy)
-    touched, done = [], 0
-    for part in parts:
-        filling = _Filling(part, progress, done, total)
-        filling.run(by_part[id(part)], touched)
-        done = filling.done
+    for position, copy in enumerate(copies):
+        if position not in last:
+            by_part[id(copy.lazy.checkpoint)].append(copy)
+    touched = []
+    try:
+        for part in parts:
+            fillings[id(part)].run(by_part[id(part)], touched)
+        for position in sorted(last):
+            copy = copies[position]
+            fillings[id(copy.lazy.checkpoint)].copy(copy, touched)
+    except ChecksumError as error:
+        raise overwritten(error, touched) from None
+
+
+class _Tally:
+    """How many bytes were read, of how many, for ``progress(done, total)``."""
+
+    def __init__(self, progress, total):
+        self.progress, self.done, self.total = progress, 0, total
+
+    def tell(self, more):
+        """Tell of bytes beyond those that are counted."""
+        if self.progress:
+            self.progress(self.done + more, self.total)
+
+    def count(self, nbytes):
+        self.done += nbytes
 
 
 class _Filling:
-    """Reads what goes straight into its place in one parallel fill, and the rest in chunks.
+    """Reads what goes straight into its place in one parallel fill, and the rest in chunks."""
 
-    ``done`` bytes of ``total`` were read before.
-    """
-
-    def __init__(self, checkpoint, progress, done, total):
-        self.checkpoint, self.progress = checkpoint, progress
-        self.done, self.total = done, total
+    def __init__(self, checkpoint, tally):
+        self.checkpoint, self.tally = checkpoint, tally
 
     def run(self, copies, touched):
         """Fill; ``touched`` are the names of tensors that were overwritten, to which these are added."""
-        parts = [(self.part_of(copy) if self.fits(copy) else None, copy) for copy in copies]
-        apart = crowded((part, copy.target) for part, copy in parts if part)
-        direct = [(part, copy) for part, copy in parts if part and part not in apart]
-        others = [copy for part, copy in parts if not part or part in apart]
-        touched += [copy.name for _, copy in direct]
-        try:
-            self.fill_direct(direct)
-            for copy in others:
+        direct = [copy for copy in copies if self.fits(copy)]
+        touched += [copy.name for copy in direct]
+        self.fill_direct([(self.part_of(copy), copy) for copy in direct])
+        for copy in copies:
+            if not self.fits(copy):
                 self.copy(copy, touched)
-        except ChecksumError as error:
-            raise overwritten(error, touched) from None
 
     def fits(self, copy):
         """Whether the bytes in the file are those of the target, in the same order."""
@@ -102,11 +116,11 @@ class _Filling:
             contents.source, wanted, np.arange(len(rows)), np.array(address, dtype=np.int64),
             [copy.target for _, copy in copies],
             verify=self.checkpoint.verifies, threads=self.checkpoint.threads,
-            progress=(lambda n, _: self.progress(self.done + n, self.total)) if self.progress else None,
+            progress=(lambda n, _: self.tally.tell(n)) if self.tally.progress else None,
         )  # fmt: skip
         for _, copy in copies:  # so that autograd notices, as it does of copy_
             torch.autograd.graph.increment_version(copy.target)
-        self.done += sum(nbytes)
+        self.tally.count(sum(nbytes))
 
     def copy(self, copy, touched):
         """Through a chunk: another dtype, order, device or layout."""
@@ -119,7 +133,8 @@ class _Filling:
         else:  # read whole, and verified, before the target is touched
             target.copy_(lazy[...] if plain else lazy.read())
             touched.append(copy.name)
-        self.tell(lazy.nbytes)
+        self.tally.count(lazy.nbytes)
+        self.tally.tell(0)
 
     def copy_chunks(self, copy, chunks):
         """Some rows at a time; their bytes are summed on the way where they are the record's, one behind the other."""
@@ -144,30 +159,62 @@ class _Filling:
         if ordered and actual != expected:
             raise mismatch(self.checkpoint.source, records, row, actual, expected)
 
-    def tell(self, nbytes):
-        self.done += nbytes
-        if self.progress:
-            self.progress(self.done, self.total)
 
+def crowded(copies):
+    """The positions of copies whose targets share memory with others that take other values.
 
-def crowded(parts):
-    """The parts of a file that are wanted where another is wanted, too: read at the same time, they would mix.
-
-    ``parts`` yields (part, tensor that takes its bytes), where a part is anything to tell them apart by.
+    Torch fills one after the other, so that what is filled later counts: so must these be, behind all others.
     """
-    spans = sorted({(t.data_ptr(), t.data_ptr() + t.nbytes, part) for part, t in parts if t.nbytes})
-    found, reach, last = (
-        set(),
-        0,
-        None,
-    )  # how far the spans so far reach, and the one that reaches there
-    for span in spans:
-        begin, end, part = span
-        if begin < reach:
-            found |= {part, last[2]}
-        if end > reach:
-            reach, last = end, span
+    spans = sorted(
+        (*extent, position)
+        for position, copy in enumerate(copies)
+        if (extent := extent_of(copy.target))
+    )
+    found, together, reach = set(), [], 0
+    for begin, end, position in [*spans, (math.inf, math.inf, None)]:
+        if begin >= reach:  # nothing before shares memory with this
+            if len(together) > 1 and len({values_of(copies[i]) for i in together}) > 1:
+                found.update(together)
+            together = []
+        together.append(position)
+        reach = max(reach, end)
     return found
+
+
+def extent_of(tensor):
+    """(begin, end) of the memory that the elements of a tensor lie in; None where it has none that is known."""
+    # A subclass, such as a DTensor, may have its memory elsewhere, or none.
+    if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided or tensor.is_nested:
+        return None
+    begin = tensor.data_ptr() if tensor.numel() and not tensor.is_meta else 0
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return (begin, begin + (last + 1) * tensor.element_size()) if begin else None
+
+
+def values_of(copy):
+    """What tells apart what two copies leave in the same memory."""
+    spec, target = copy.lazy.spec, copy.target
+    if spec is None:
+        return id(copy)
+    start = spec.storage.offset + spec.offset * spec.itemsize
+    source = (
+        id(root_of(spec.storage)),
+        start,
+        spec.dtype,
+        spec.shape,
+        spec.stride,
+        spec.conj,
+        spec.neg,
+    )
+    return (
+        source,
+        target.data_ptr(),
+        target.dtype,
+        target.shape,
+        target.stride(),
+        target.is_conj(),
+        target.is_neg(),
+    )
 
 
 def takes_bytes(target, spec):

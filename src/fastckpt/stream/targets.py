@@ -80,7 +80,7 @@ class TargetReader(StreamReader):
                         plan.fill(row, bridge)
             except ChecksumError as error:
                 raise overwritten(error, plan.touched(arrival.received)) from None
-            plan.fill_late()
+            plan.fill_late(bridge)
         for copy in self.copies:
             torch.autograd.graph.increment_version(copy.target)
         made = [None] * len(self.contents.unpickled.tensors)
@@ -120,11 +120,9 @@ class TargetPlan:
         by_storage = {}
         for copy in copies:
             by_storage.setdefault(root_of(copy.lazy.spec.storage).index, []).append(copy)
-        self._crowded = crowded(
-            (self._part(copy), copy.target)
-            for copy in copies
-            if takes_bytes(copy.target, copy.lazy.spec)
-        )
+        last = crowded(copies)
+        self._last = [copies[position] for position in sorted(last)]
+        self._crowded = {id(copy) for copy in self._last}
         storages = with_bytes(roots_of(unpickled.storages))
         self.wanted = [
             storage
@@ -154,7 +152,7 @@ class TargetPlan:
             if not spec.numel:
                 continue
             part = self._part(copy)
-            if not takes_bytes(target, spec) or part in self._crowded:
+            if not takes_bytes(target, spec) or id(copy) in self._crowded:
                 return False
             first = taken.setdefault(part, copy)
             if first is copy:
@@ -177,10 +175,10 @@ class TargetPlan:
         if row not in self._staged:
             return
         storage, copies = self._staged[row]
-        for copy in copies:
-            copy.target.copy_(bridge.tensor(copy.lazy.spec))
-            self._filled.append(copy.name)
-        if storage.index not in self._keep:
+        now = [copy for copy in copies if id(copy) not in self._crowded]
+        for copy in now:
+            self._copy(copy, bridge)
+        if storage.index not in self._keep and len(now) == len(copies):
             bridge.forget(storage.index)
             bridge.places.owners[storage.index] = None
 
@@ -191,7 +189,13 @@ class TargetPlan:
         ]
         return direct + self._filled
 
-    def fill_late(self):
-        """Tensors whose bytes went to the memory of others."""
+    def _copy(self, copy, bridge):
+        copy.target.copy_(bridge.tensor(copy.lazy.spec))
+        self._filled.append(copy.name)
+
+    def fill_late(self, bridge):
+        """Tensors whose bytes went to the memory of others; and those that share theirs, in the order of ``out``."""
         for copy, source in self.late:
             copy.target.copy_(source.target)
+        for copy in self._last:
+            self._copy(copy, bridge)
