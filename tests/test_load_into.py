@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fastckpt
-from overlaps import check_overlapping, OVERLAPPING
+from overlaps import OVERLAPPING, check_overlapping
 from ziprewrite import with_damage
 
 

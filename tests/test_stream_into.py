@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 import fastckpt
 from fastckpt import stream
-from overlaps import check_overlapping, OVERLAPPING
+from overlaps import OVERLAPPING, check_overlapping
 
 each_format = pytest.mark.parametrize("format", stream.FORMATS)
 
