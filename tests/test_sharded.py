@@ -382,6 +382,20 @@ def test_bad_indices(data, words, call, folder):
     assert len(str(raised.value)) < 1000
 
 
+def test_an_index_is_no_shard(folder):
+    """Nor is it followed, which could go on for ever."""
+    other = "other.index.json"
+    (folder / other).write_text(json.dumps({"weight_map": {"a": INDEX, "b": other}}))
+    write_index(folder, {"a": INDEX, "b": other})
+    for call in (fastckpt.load, fastckpt.open):
+        with pytest.raises(fastckpt.FormatError, match="this is JSON text, not a checkpoint"):
+            call(folder)
+    report = fastckpt.verify(folder)
+    assert not report.ok
+    assert list(report.shards) == [INDEX, other]
+    assert "this is JSON text, not a checkpoint" in str(fastckpt.scan(folder))
+
+
 def test_no_tensors(folder):
     write_index(folder, {})
     assert fastckpt.load(folder) == {}

@@ -135,7 +135,7 @@ def scan(f, *, limits: Limits | None = None) -> ScanReport | ShardedReport:
     if is_index(f):
         from .sharded_reports import report_on_shards
 
-        return report_on_shards(f, functools.partial(scan, limits=limits), compare=False)
+        return report_on_shards(f, functools.partial(scan_source, limits=limits), compare=False)
     source = open_source(f)
     try:
         return scan_source(source, limits)

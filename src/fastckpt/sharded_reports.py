@@ -12,6 +12,7 @@ from .ratings import DANGEROUS, KNOWN, UNKNOWN
 from .scanning import ScanReport
 from .shard_index import ShardIndex
 from .sharded import ShardedCheckpoint, check_saves, in_words
+from .source import open_source
 from .terminal import in_lines
 from .verify_report import VerifyReport
 
@@ -82,7 +83,7 @@ class ShardedReport:
 
 
 def report_on_shards(path, report_on, *, compare):
-    """A ShardedReport of an index; ``report_on(path)`` reports on a file. ``compare``: see that shards have what the index says.
+    """A ShardedReport of an index; ``report_on(source)`` reports on a file, which is no other index. ``compare``: see that shards have what the index says.
 
     What is wrong with the index is a finding, and hides no shard that is there. Raises OSError where the index is not to be read.
     """
@@ -94,7 +95,11 @@ def report_on_shards(path, report_on, *, compare):
     findings += [Finding("bad_index", str(error)) for error in problems]
     for file, names in index.shards.items():
         try:
-            shards[file] = report_on(index.path_of(file))
+            source = open_source(index.path_of(file))
+            try:
+                shards[file] = report_on(source)
+            finally:
+                source.close()
         except (CheckpointError, OSError) as error:
             findings.append(Finding("unreadable", f"{index.path}: shard {file!r}: {error}"))
             continue

@@ -49,8 +49,10 @@ def verify(
         from .sharded_reports import report_on_shards
 
         check_region(f, offset, nbytes)
-        verify_one = functools.partial(verify, threads=threads, progress=progress, limits=limits)
-        return report_on_shards(f, verify_one, compare=True)
+        report_on = functools.partial(
+            verify_source, threads=threads, progress=progress, limits=limits
+        )
+        return report_on_shards(f, report_on, compare=True)
     source = open_source(f, offset, nbytes)
     try:
         return verify_source(source, threads=threads, progress=progress, limits=limits)
