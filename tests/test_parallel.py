@@ -124,7 +124,6 @@ assert loaded["a"].numpy().sum() == sum(range(1 << 16))
 """,
     AMONG_THREADS: """
 import threading
-load()  # what is imported while a process forks stays locked in the child
 stop = []
 def forever():
     while not stop:

@@ -8,6 +8,7 @@ with open("model.pt") as checkpoint:       # a Mapping; no tensor is read yet
 from importlib import import_module
 
 from ._version import __version__
+from .importing import importing
 
 # Where each public name lives. It is imported on first use, so that this package imports where the compiled modules
 # are not built (``python -m <package>.build`` builds them) and costs nothing until it is used.
@@ -45,11 +46,13 @@ __all__ = ["__version__", "data", *_HOME]
 
 def __getattr__(name):
     if name == "data":  # a package of its own, which is imported on first use, too
-        return import_module(".data", __name__)
+        with importing:
+            return import_module(".data", __name__)
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        module = import_module(f".{_HOME[name] or name}", __name__)
+        with importing:
+            module = import_module(f".{_HOME[name] or name}", __name__)
         value = module if _HOME[name] is None else getattr(module, name)
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith(f"{__name__}._"):

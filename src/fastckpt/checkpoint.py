@@ -14,6 +14,7 @@ from ._tree import named_tensors, substitute
 from .contents import open_contents
 from .dtypes import DTYPES, numpy_dtype
 from .errors import FormatError
+from .importing import importing
 from .lazy import LazyTensor, core_of
 from .lazy_bridge import LazyBridge
 from .limits import Limits
@@ -60,7 +61,8 @@ def open(
         "threads": threads, "pin_memory": pin_memory, "unknown": unknown, "limits": limits, "offset": offset, "nbytes": nbytes,
     }  # fmt: skip
     if is_index(f):
-        from .sharded import ShardedCheckpoint
+        with importing:
+            from .sharded import ShardedCheckpoint
 
         return ShardedCheckpoint(f, **options)
     return Checkpoint(f, **options)
@@ -240,7 +242,8 @@ class Checkpoint(Mapping[Any, LazyTensor]):
 
     def verify(self, *, progress: Progress | None = None) -> VerifyReport:
         """Read all of the open file and report everything that is wrong with it, as the function ``verify`` does."""
-        from .verifying import verify_source
+        with importing:
+            from .verifying import verify_source
 
         check_progress(progress)
         options = {"threads": self.threads, "limits": self.limits}
@@ -303,7 +306,8 @@ class Checkpoint(Mapping[Any, LazyTensor]):
         """The row of a storage's record, located; called while the source is in use."""
         row = self._rows.get(root.index)
         if row is None:
-            from .contents import storage_rows
+            with importing:
+                from .contents import storage_rows
 
             # By two threads at once where it happens: they find the same. A lock would stay held in a forked child.
             row = self._rows[root.index] = int(storage_rows(self.contents, [root])[0])
@@ -317,7 +321,8 @@ class Checkpoint(Mapping[Any, LazyTensor]):
             return False
         if self.framework != "torch":
             return True
-        from .placement import Placement
+        with importing:
+            from .placement import Placement
 
         # What leaves for another device does so without the rest of its storage.
         return Placement(self.map_location).keeps_cpu and spec.storage.location == "cpu"
@@ -337,8 +342,9 @@ class Checkpoint(Mapping[Any, LazyTensor]):
 
     def torch_view(self, owner, start, shape, stride, spec):
         """A torch tensor over memory of ours, where ``map_location`` wants it."""
-        from .placement import Placement
-        from .torch_tensors import view_tensor
+        with importing:
+            from .placement import Placement
+            from .torch_tensors import view_tensor
 
         return view_tensor(owner, start, shape, stride, spec, Placement(self.map_location))
 
@@ -346,7 +352,8 @@ class Checkpoint(Mapping[Any, LazyTensor]):
         """The flat bytes of a buffer, array or CPU tensor that takes the values of ``spec``; ValueError where it does not."""
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(out, torch.Tensor):
-            from .torch_tensors import bytes_of
+            with importing:
+                from .torch_tensors import bytes_of
 
             return bytes_of(out, spec)
         nbytes = spec.numel * spec.itemsize

@@ -14,6 +14,7 @@ import select
 import stat
 
 from ._descriptor import Owned
+from .importing import importing
 from .source import check_descriptor, name_of
 
 # Linux's folders of descriptors, and the one of systems without /proc.
@@ -363,7 +364,8 @@ def wait_to_write(fd):
 
 def open_file(fd, name, fsync, f=None):
     """A descriptor, and the file object ``f`` that it belongs to, if any: by position where it is a regular file."""
-    import fcntl
+    with importing:
+        import fcntl
 
     if f is not None:
         f.flush()

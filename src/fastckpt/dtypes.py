@@ -5,6 +5,8 @@ A dtype is known inside the library by its *code*, its position in ``DTYPES``.
 
 from typing import NamedTuple
 
+from .importing import importing
+
 
 class DType(NamedTuple):
     """One row: ``itemsize`` in bytes, ``unit`` the bytes that swap together under another byte order."""
@@ -76,14 +78,16 @@ FLOATING = (
 
 def numpy_dtype(code):
     """The NumPy dtype of a code: its own, ml_dtypes' where that is installed, else the bare bits."""
-    import numpy as np
+    with importing:
+        import numpy as np
 
     dtype = DTYPES[code]
     if dtype.numpy:
         return np.dtype(dtype.numpy)
     if dtype.ml_dtypes:
         try:
-            import ml_dtypes
+            with importing:
+                import ml_dtypes
         except ModuleNotFoundError:
             pass
         else:

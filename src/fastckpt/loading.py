@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ._tree import substitute
 from .contents import open_contents
 from .errors import FormatError
+from .importing import importing
 from .limits import Limits
 from .memory import allocate
 from .plan import root_of, roots_of
@@ -87,7 +88,8 @@ def load(
     check_types(progress, limits)
     f = weights_of(f)
     if is_index(f):
-        from .sharded import load_sharded
+        with importing:
+            from .sharded import load_sharded
 
         trusted = {"pickle_module": pickle_module, "errors": errors, "fix_imports": fix_imports}
         return load_sharded(
@@ -119,7 +121,8 @@ def load(
             if weights_only:
                 result = reader.load(keys, limits or Limits())
             else:
-                from .trusted import unpickle_trusted
+                with importing:
+                    from .trusted import unpickle_trusted
 
                 options = {"encoding": encoding, "errors": errors, "fix_imports": fix_imports}
                 result = unpickle_trusted(reader, keys, pickle_module, map_location, **options)
@@ -157,7 +160,8 @@ def load_into(
     touched; TypeError for another target (of an optimizer, optimizer.load_state_dict(load(f)[...])); what ``load`` raises.
     Source: github.com/pytorch/pytorch, torch/nn/modules/module.py (load_state_dict).
     """
-    from .into import fill_target
+    with importing:
+        from .into import fill_target
 
     return fill_target(
         target,
@@ -194,8 +198,9 @@ class Reader:
         self.placement = None
         if framework == "torch":
             require_torch()
-            from .placement import Placement
-            from .torch_bridge import allowed_globals
+            with importing:
+                from .placement import Placement
+                from .torch_bridge import allowed_globals
 
             self.placement = Placement(map_location)
             self.allowed = allowed_globals()
@@ -256,10 +261,12 @@ class Reader:
     def empty_bridge(self, places=None):
         """A bridge over storages that are in memory already, or over none."""
         if self.framework == "numpy":
-            from .numpy_bridge import NumpyBridge
+            with importing:
+                from .numpy_bridge import NumpyBridge
 
             return NumpyBridge(places, unknown=self.unknown, where=self.where)
-        from .torch_bridge import TorchBridge
+        with importing:
+            from .torch_bridge import TorchBridge
 
         return TorchBridge(
             places, self.placement, allowed=self.allowed, unknown=self.unknown, where=self.where
@@ -292,7 +299,8 @@ class Reader:
 
 def require_torch():
     """Raise a helpful ModuleNotFoundError where torch is not installed."""
-    from . import needs_torch  # noqa: F401
+    with importing:
+        from . import needs_torch  # noqa: F401
 
 
 def only_weights(weights_only):
@@ -344,7 +352,8 @@ def allocator(pin_memory, framework, mmap):
     if framework != "torch" or mmap:
         raise TypeError("pin_memory=True is for torch tensors that are read: no mmap, no NumPy")
     require_torch()
-    from .pinned import allocate_pinned
+    with importing:
+        from .pinned import allocate_pinned
 
     return allocate_pinned
 

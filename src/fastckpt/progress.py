@@ -2,6 +2,8 @@
 
 import contextlib
 
+from .importing import importing
+
 
 def check(progress):
     """Raise TypeError for what can't be told anything."""
@@ -54,7 +56,8 @@ class Phases:
 
 def _bar(name):
     try:
-        from tqdm.auto import tqdm
+        with importing:
+            from tqdm.auto import tqdm
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             "progress=True needs tqdm (pip install tqdm, or this package's extra 'progress'); a callable(bytes done, bytes in all, name) needs nothing",

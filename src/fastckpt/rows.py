@@ -10,6 +10,7 @@ import numpy as np
 from ._spec import TensorSpec
 from .dtypes import numpy_dtype
 from .errors import UnsupportedError
+from .importing import importing
 from .lazy import LazyTensor, core_of
 from .materialize import fill
 from .plan import root_of
@@ -128,7 +129,8 @@ class Rows:
         if self.checkpoint.framework == "numpy":
             dtype, stride = numpy_dtype(spec.dtype), contiguous(shape)
             return column.lazy.as_array(owner, 0, shape, stride, dtype, values=True)
-        from .torch_tensors import dense_tensor
+        with importing:
+            from .torch_tensors import dense_tensor
 
         return dense_tensor(owner, spec.dtype, shape)
 
@@ -138,7 +140,8 @@ class Rows:
             whole = self._whole.setdefault(name, self.checkpoint[name].read())
         if self.checkpoint.framework == "numpy":
             return whole[positions]
-        import torch
+        with importing:
+            import torch
 
         return whole.detach()[torch.from_numpy(positions)]
 

@@ -22,6 +22,7 @@ from .containers.zip_writer import (
     serialization_id,
 )
 from .destination import open_destination, write_at
+from .importing import importing
 from .progress import check as check_progress
 from .progress import reporting
 
@@ -76,7 +77,8 @@ def save(
     check_options(threads, views, progress)
     alignment = int(operator.index(alignment))
     metadata = encoded(metadata)
-    from .describing import describe
+    with importing:
+        from .describing import describe
 
     described = describe(obj, pickle_protocol, compact=views == "compact", dtype=dtype)
     destination = open_destination(f, fsync)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import LimitError
 from .findings import Finding
+from .importing import importing
 from .limits import Limits
 from .observing import Observer, shown
 from .pickles import PickleWalk
@@ -133,7 +134,8 @@ def scan(f, *, limits: Limits | None = None) -> ScanReport | ShardedReport:
     """
     f = weights_of(f)
     if is_index(f):
-        from .sharded_reports import report_on_shards
+        with importing:
+            from .sharded_reports import report_on_shards
 
         return report_on_shards(f, functools.partial(scan_source, limits=limits), compare=False)
     source = open_source(f)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ._spec import TensorSpec
 from .checkpoint import Checkpoint
 from .errors import FormatError
+from .importing import importing
 from .lazy import LazyTensor
 from .loading import load
 from .nodes import TensorNode
@@ -232,7 +233,8 @@ class ShardedCheckpoint(Mapping[str, LazyTensor]):
 
     def verify(self, *, progress: Progress | None = None) -> ShardedReport:
         """Read all of the open files and report everything that is wrong with them, as the function ``verify`` does."""
-        from .sharded_reports import ShardedReport, stray_notes
+        with importing:
+            from .sharded_reports import ShardedReport, stray_notes
 
         shards = {file: shard.verify(progress=progress) for file, shard in self.shards.items()}
         return ShardedReport(self.name, shards, (), tuple(stray_notes(self)))

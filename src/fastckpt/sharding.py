@@ -12,6 +12,7 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from .destination import Replacement, durable_names, naming, write_at
+from .importing import importing
 from .progress import reporting
 from .saving import check_options, encoded, write
 from .shard_index import INDEX, SAVE_ID, SHARD, SHARD_NAME, SINGLE
@@ -66,7 +67,8 @@ def save_sharded(
     folder = os.fsdecode(folder)
     if os.path.lexists(folder) and not os.path.isdir(folder):
         raise NotADirectoryError(errno.ENOTDIR, "is there, and a folder is expected", folder)
-    from .describing import describe
+    with importing:
+        from .describing import describe
 
     how = {"protocol": pickle_protocol, "compact": views == "compact", "dtype": dtype}
     shards = Shards(named_values(obj), max_shard_bytes, **how)
@@ -84,7 +86,8 @@ def save_sharded(
 
 def named_values(obj):
     """{name: value} of a module or a dict; TypeError for what can't be sharded."""
-    from .needs_torch import torch
+    with importing:
+        from .needs_torch import torch
 
     values = obj.state_dict() if isinstance(obj, torch.nn.Module) else obj
     if not isinstance(values, dict):
@@ -105,7 +108,8 @@ class Shards:
     """
 
     def __init__(self, values, most_nbytes, **how):
-        from .describing import storages_by_name
+        with importing:
+            from .describing import storages_by_name
 
         numbers, nbytes = storages_by_name(values, **how)
         self.values, self.nbytes = values, int(nbytes.sum())

@@ -10,6 +10,7 @@ from .containers import sniff
 from .containers.legacy import LegacyContainer
 from .containers.tar import TarContainer
 from .errors import FormatError
+from .importing import importing
 from .loading import check_types
 from .shard_index import check_region, is_index, weights_of
 from .source import open_source
@@ -46,7 +47,8 @@ def verify(
     check_threads(threads)
     f = weights_of(f)
     if is_index(f):
-        from .sharded_reports import report_on_shards
+        with importing:
+            from .sharded_reports import report_on_shards
 
         check_region(f, offset, nbytes)
         report_on = functools.partial(

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from .. import _zip
 from ..errors import FormatError
+from ..importing import importing
 
 END_NBYTES, LOCATOR_NBYTES, END_64_NBYTES, CENTRAL_NBYTES = 22, 20, 56, 46
 
@@ -246,7 +247,8 @@ def _begins_shifted(tail, directory, shift):
 
 def _no_end(source, tail):
     """What to say of a file without any end record."""
-    from .sniff import DECODED, TRANSLATED, text_damage
+    with importing:
+        from .sniff import DECODED, TRANSLATED, text_damage
 
     if (damage := text_damage(tail.data)) is None:
         # Preallocating downloaders leave a file of the right size whose end was never written.

@@ -4,6 +4,7 @@ import codecs
 
 from .. import _tar
 from ..errors import FormatError
+from ..importing import importing
 
 ZIP, LEGACY, TAR = "zip", "legacy", "tar"
 
@@ -75,7 +76,8 @@ def is_tar(head):
 
 def ends_in_archive(source):
     """Tell whether a ZIP archive ends the source, with other bytes in front of it."""
-    from ._zip_end import find_end
+    with importing:
+        from ._zip_end import find_end
 
     try:
         end = find_end(source)[0]

@@ -2,6 +2,8 @@
 
 from importlib import import_module
 
+from ..importing import importing
+
 # Where each public name lives; imported on first use.
 _HOME = {
     "LitDataReader": "litdata",
@@ -22,7 +24,8 @@ __all__ = list(_HOME)
 def __getattr__(name):
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    with importing:
+        value = getattr(import_module(f".{_HOME[name]}", __name__), name)
     globals()[name] = value
     return value
 

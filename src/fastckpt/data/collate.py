@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from ..importing import importing
 from .tree import like
 
 
@@ -20,7 +21,8 @@ def collator(framework):
     if framework != "torch":
         return stack
     try:
-        from .torch_collate import collate as default_collate
+        with importing:
+            from .torch_collate import collate as default_collate
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -1,5 +1,6 @@
 """Batches to where they are wanted: into page-locked memory, and to a device, beside what the device computes."""
 
+from ..importing import importing
 from .tree import map_leaves
 
 
@@ -17,7 +18,8 @@ class Transfer:
         self.pins = pin_memory
         if device is None and not pin_memory:
             return
-        import torch
+        with importing:
+            import torch
 
         if pin_memory and not torch.accelerator.is_available():
             raise RuntimeError("pin_memory=True needs an accelerator, such as CUDA")
@@ -34,7 +36,8 @@ class Transfer:
             return batch, None
         if self.device.type != "cuda":
             return map_leaves(self._moved, batch), None
-        import torch
+        with importing:
+            import torch
 
         with torch.cuda.stream(self._copying()):
             batch = map_leaves(self._moved, batch)
@@ -46,7 +49,8 @@ class Transfer:
         """The batch, to be used on the caller's current stream."""
         if arrived is None:
             return batch
-        import torch
+        with importing:
+            import torch
 
         stream = torch.cuda.current_stream(self.device)
         stream.wait_event(arrived)
@@ -63,7 +67,8 @@ class Transfer:
 
     def _copying(self):
         if self._stream is None:
-            import torch
+            with importing:
+                import torch
 
             self._stream = torch.cuda.Stream(self.device)
         return self._stream
@@ -76,7 +81,8 @@ def check_available(device):
     """Raise RuntimeError for a CUDA device that is not there: on a thread of a loader it would be said late, and again and again."""
     if device.type != "cuda":
         return
-    import torch
+    with importing:
+        import torch
 
     # Not is_available: device_count asks the driver's library first, which leaves CUDA unused, so that children may be forked yet.
     count = torch.cuda.device_count()

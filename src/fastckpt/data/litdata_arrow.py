@@ -5,6 +5,7 @@ LitData writes such chunks where pyarrow is installed and samples are dicts of p
 
 import numpy as np
 
+from ..importing import importing
 from ._litdata_layout import BOOL, DICT, FLOAT, INT
 from .extras import missing
 from .litdata_errors import BadItem, Uneven
@@ -34,7 +35,8 @@ def find_footer(source):
 def read_arrow(source, offset, nbytes, count):
     """Read and check a table, which must have ``count`` rows."""
     try:
-        import pyarrow
+        with importing:
+            import pyarrow
     except ModuleNotFoundError as error:
         raise missing(
             error, "pyarrow", f"the samples of {source.name} are in an Arrow table"

@@ -9,6 +9,7 @@ import os
 import numpy as np
 
 from ..errors import FormatError, UnsupportedError
+from ..importing import importing
 from ..source import MemorySource, open_path
 from . import _litdata as native
 from .litdata_arrow import ArrowRows, as_items, find_footer, read_arrow
@@ -172,7 +173,8 @@ class Chunks:
         """A mapping of the file where the caller asked for one and it can be had: no item of it may be in memory."""
         if source.fd < 0 or not source.nbytes or number not in self.mapped:
             return None
-        from .._memory import map_file
+        with importing:
+            from .._memory import map_file
 
         return map_file(source.fd, source.nbytes)[0]
 
@@ -226,7 +228,8 @@ class Chunks:
         table = bytes(source.read(start, table_nbytes))
         frames = np.frombuffer(source.read(start + table_nbytes, frames_nbytes), FRAME)
         if self.inflate is None:
-            from .litdata_codecs import Zstd
+            with importing:
+                from .litdata_codecs import Zstd
 
             self.inflate = Zstd()
         return Framed(source, table, frames, entry.count, self.inflate, self.cache, number)

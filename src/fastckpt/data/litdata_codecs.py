@@ -7,6 +7,7 @@ import base64
 import hashlib
 import json
 
+from ..importing import importing
 from ..source import open_source
 from .extras import missing
 from .litdata_errors import BadItem
@@ -19,7 +20,8 @@ ITERATIONS, KEY_NBYTES = 480_000, 32
 class Zstd:
     def __init__(self):
         try:
-            import zstandard
+            with importing:
+                import zstandard
         except ModuleNotFoundError as error:
             raise missing(error, "zstandard", "the data set is compressed with zstd") from None
         self.zstd = zstandard
@@ -64,7 +66,8 @@ class Zstd:
 class Fernet:
     def __init__(self, key):
         try:
-            from cryptography import fernet
+            with importing:
+                from cryptography import fernet
         except ModuleNotFoundError as error:
             raise missing(error, "cryptography", "the data set is encrypted") from None
         self._fernet, self._invalid = fernet.Fernet(key), fernet.InvalidToken

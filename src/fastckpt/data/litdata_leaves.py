@@ -6,6 +6,7 @@ import pickle
 import numpy as np
 
 from ..dtypes import CODE_BY_NAME, DTYPES, numpy_dtype
+from ..importing import importing
 from ..limits import Limits
 from . import _litdata_layout as native
 from ._litdata_json import decode_json
@@ -58,10 +59,12 @@ class Elements:
         if framework == "numpy":
             of_tensor, self.new, self.from_dlpack = of_array, (np.empty, np.empty), None
         else:
-            from ..loading import require_torch
+            with importing:
+                from ..loading import require_torch
 
             require_torch()
-            from ..torch_tensors import DLPACK, FROM_DLPACK, empty_tensor, torch_dtype
+            with importing:
+                from ..torch_tensors import DLPACK, FROM_DLPACK, empty_tensor, torch_dtype
 
             codes = {name: CODE_BY_NAME[name] for name in of_array}
             of_tensor = {name: (DLPACK[code], torch_dtype(code)) for name, code in codes.items()}

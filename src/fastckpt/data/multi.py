@@ -70,7 +70,7 @@ class MultiReader(Reader):
     def _parts(self, positions):
         """(reader, where its samples go, their positions there) for each reader that a request concerns."""
         children = np.searchsorted(self._ends, positions, side="right")
-        for child in np.unique(children).tolist():
+        for child in np.flatnonzero(np.bincount(children)).tolist():
             where = np.flatnonzero(children == child)
             yield self.readers[child], where, positions[where] - self._start(child)
 

@@ -5,6 +5,7 @@ import zlib
 
 import numpy as np
 
+from ..importing import importing
 from .reader import as_column
 
 
@@ -95,6 +96,7 @@ def shuffled(length, generator, seed, epoch):
         return np.random.default_rng([seed, epoch]).permutation(length)
     if isinstance(generator, np.random.Generator):
         return generator.permutation(length)
-    import torch
+    with importing:
+        import torch
 
     return torch.randperm(length, generator=generator).numpy()

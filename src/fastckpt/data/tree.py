@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from ..importing import importing
+
 
 def map_leaves(change, value):
     """The tree with ``change(leaf)`` in place of each leaf; mappings become dicts, tuples and lists keep their type."""
@@ -46,7 +48,8 @@ def merge(batches, order):
     if isinstance(first, (tuple, list)):
         return like(first, [merge(list(parts), order) for parts in zip(*batches, strict=True)])
     if hasattr(first, "new_empty"):  # a torch tensor
-        import torch
+        with importing:
+            import torch
 
         return torch.cat(batches)[torch.from_numpy(order)]
     return np.concatenate(batches)[order]

@@ -3,6 +3,7 @@
 import numpy as np
 
 from ..errors import UnsupportedError, short
+from ..importing import importing
 from .zarr_layout import ATOM, EDGE
 from .zarr_rows import offsets, ranges
 
@@ -97,7 +98,8 @@ class GraphBatch:
 def _joined(arrays):
     if isinstance(arrays[0], np.ndarray):
         return np.concatenate(arrays)
-    import torch
+    with importing:
+        import torch
 
     return torch.cat(arrays)
 
@@ -110,6 +112,7 @@ def _like(other, values):
     """An array as what ``other`` is: an array, or a torch tensor."""
     if isinstance(other, np.ndarray) or not isinstance(values, np.ndarray):
         return values
-    import torch
+    with importing:
+        import torch
 
     return torch.from_numpy(values)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import FormatError, UnsupportedError, short
+from ..importing import importing
 from ..limits import Limits
 from ..loading import check_types, require_torch
 from .reader import Reader
@@ -222,7 +223,8 @@ class ZarrReader(Reader):
     def _value(self, array):
         if self.framework == "numpy":
             return array
-        import torch
+        with importing:
+            import torch
 
         return torch.from_numpy(array)
 
@@ -259,7 +261,8 @@ def checked_framework(framework):
 
 
 def check_torch_has(where, rows):
-    import torch
+    with importing:
+        import torch
 
     try:
         torch.from_numpy(np.empty(0, rows.dtype))

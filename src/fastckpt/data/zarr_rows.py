@@ -136,8 +136,9 @@ class Plan:
         pieces = np.stack([first - block * block_rows, target, last - first], axis=1)
         order = np.argsort(block, kind="stable")
         self.pieces = pieces[order]
-        numbers, firsts = np.unique(block[order], return_index=True)
-        self.blocks = numbers.tolist()
+        block = block[order]
+        firsts = np.flatnonzero(np.append(True, block[1:] != block[:-1])[: len(block)])
+        self.blocks = block[firsts].tolist()
         self.bounds = [*firsts.tolist(), len(order)]
 
     def _is_one_piece(self, start, count, block_rows):

@@ -5,6 +5,7 @@ import errno
 import os
 
 from ..errors import CheckpointError, FormatError, short
+from ..importing import importing
 from .extras import missing, remedy
 
 
@@ -28,7 +29,8 @@ def describe(store):
 
 def open_store(store, where):
     try:
-        import zarr
+        with importing:
+            import zarr
     except ModuleNotFoundError as error:
         if error.name != "zarr":
             raise

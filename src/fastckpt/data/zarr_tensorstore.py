@@ -5,6 +5,8 @@ import sys
 
 import numpy as np
 
+from ..importing import importing
+
 # Whether this process was forked by one that may have threads of tensorstore's. They are not there in a child, which would
 # wait for them for ever.
 _lacks_threads = False
@@ -29,7 +31,8 @@ def quicker(array):
     if folder is None or not os.path.isdir(folder) or _lacks_threads:
         return array
     try:
-        import tensorstore
+        with importing:
+            import tensorstore
     except ModuleNotFoundError:
         return array
     spec = {

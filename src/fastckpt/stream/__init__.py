@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..containers.sniff import LOCAL_HEADER, SIGNATURES, by_signature
 from ..contents import storage_rows
+from ..importing import importing
 from ..limits import Limits
 from ..loading import check_options, check_types, only_weights
 from ..plan import roots_of, with_bytes
@@ -107,13 +108,15 @@ def load(
         if out is not None:
             if not weights_only:
                 raise TypeError("out= needs weights_only=True")
-            from .targets import TargetReader
+            with importing:
+                from .targets import TargetReader
 
             return TargetReader(contents, out, strict, **options).load(None, limits or Limits())
         reader = StreamReader(contents, framework, unknown, map_location, **options)
         if weights_only or contents.always_data:
             return reader.load(None, limits or Limits())
-        from ..trusted import unpickle_trusted
+        with importing:
+            from ..trusted import unpickle_trusted
 
         return unpickle_trusted(reader, None, pickle_module, map_location)
 

@@ -9,6 +9,7 @@ from .._stack import skim
 from .._unpickler import PIDS_ZIP, unpickle
 from ..containers.sniff import MAGIC as LEGACY_MAGIC
 from ..errors import CheckpointError
+from ..importing import importing
 from ..nodes import Opaque, short
 from .contents import Contents, bounded, error
 from .layout import Layout
@@ -31,7 +32,8 @@ TORCHS_NAME = {Entry: ("torch.distributed._serialization", "_Entry")}
 
 def write(obj, *, pickle_protocol=2, **_):
     """What is Outgoing for an object."""
-    from ..describing import describe
+    with importing:
+        from ..describing import describe
 
     described = describe(obj, pickle_protocol)
     texts = {

@@ -7,6 +7,7 @@ import numpy as np
 from .._crc32 import crc32
 from .._unpickler import PIDS_ZIP, unpickle
 from ..errors import ChecksumError, UnsupportedError
+from ..importing import importing
 from .contents import Contents, bounded, error
 from .layout import ALIGNMENT, Layout
 from .sending import Outgoing
@@ -35,7 +36,8 @@ SIZE = np.dtype("<i8")  # of one storage, in the table
 
 def write(obj, *, crc32=True, pickle_protocol=2):
     """What is Outgoing for an object."""
-    from ..describing import describe
+    with importing:
+        from ..describing import describe
 
     described = describe(obj, pickle_protocol)
     head = head_of(described.pickle, described.nbytes, crc32)

@@ -14,6 +14,7 @@ from .._spec import Global, storage_spec, tensor_spec
 from .._unpickler import unpickle
 from ..dtypes import CODE_BY_NAME, QUANTIZED
 from ..errors import FormatError, LimitError, UnsupportedError
+from ..importing import importing
 from ..nodes import MISSING, Opaque, TensorNode, short
 from ..python_rows import FACTORIES
 from ..refusal import unsafe_name
@@ -46,10 +47,12 @@ def write(obj, *, pickle_protocol=2, **_):
 
     Raises UnsupportedError for tensors that are more than strided memory.
     """
-    from torch.utils._pytree import tree_flatten
+    with importing:
+        from torch.utils._pytree import tree_flatten
 
-    from ..blocks import Block
-    from ..needs_torch import torch
+    with importing:
+        from ..blocks import Block
+        from ..needs_torch import torch
 
     leaves, treespec = tree_flatten(obj)
     storages, address, blocks = [], [], {}
@@ -80,7 +83,8 @@ def write(obj, *, pickle_protocol=2, **_):
 
 def refusing_tensors(leaves, treespec):
     """What refuses, as the ``persistent_id`` of a Pickler, tensors that are no leaves: they would go as code, which nobody reads."""
-    from ..needs_torch import torch
+    with importing:
+        from ..needs_torch import torch
 
     numbers = {id(leaf): i for i, leaf in enumerate(leaves)}
     inside = None
@@ -102,14 +106,16 @@ def refusing_tensors(leaves, treespec):
 
 
 def is_storage(value):
-    from ..needs_torch import torch
+    with importing:
+        from ..needs_torch import torch
 
     return torch.is_storage(value) or isinstance(value, torch.storage.TypedStorage)
 
 
 def check_plain(i, tensor):
-    from ..describing import is_quantized
-    from ..filling import PLAIN_TENSORS
+    with importing:
+        from ..describing import is_quantized
+        from ..filling import PLAIN_TENSORS
 
     plain = type(tensor) in PLAIN_TENSORS and str(tensor.layout) == "torch.strided"
     if not plain or tensor.is_nested or tensor.is_meta or is_quantized(tensor.dtype):
