@@ -295,6 +295,18 @@ def test_a_state_behind_the_last_batch_leaves_none():
     assert values(loader) == [[0], [1], [2]]
 
 
+@pytest.mark.parametrize("kind", ["shuffled", "distributed"])
+def test_an_epoch_that_is_set_counts_for_the_state(kind):
+    """Also where the one before was left early."""
+    loader = KINDS[kind](Numbers(20))
+    next(iter(loader))
+    loader.set_epoch(5)
+    other = KINDS[kind](Numbers(20))
+    other.load_state_dict(loader.state_dict())
+    assert values(other) == values(loader)
+    assert other.epoch == loader.epoch == 6
+
+
 def test_errors_count_as_handed_out():
     loader = DataLoader(Numbers(3, bad=[1]))
     epoch = iter(loader)

@@ -435,6 +435,19 @@ def test_saving_over_what_is_loaded_lazily(tmp_path):
     same({name: tensor * 2 for name, tensor in mapped.items()}, fastckpt.load(tmp_path))
 
 
+def test_links_to_one_file(tmp_path):
+    """One shard would take the place of the other."""
+    (tmp_path / "x").write_bytes(b"old")
+    for number in (1, 2):
+        (tmp_path / f"pytorch_model-0000{number}-of-00002.bin").symlink_to("x")
+    with pytest.raises(FileExistsError, match="the same file as another shard"):
+        fastckpt.save_sharded(
+            {"a": torch.ones(100), "b": torch.ones(100)}, tmp_path, max_shard_bytes=500
+        )
+    assert (tmp_path / "x").read_bytes() == b"old"
+    assert len(os.listdir(tmp_path)) == 3
+
+
 @pytest.mark.parametrize("kind", ["file", "dangling link"])
 def test_a_file_in_place_of_the_folder(tmp_path, kind):
     path = tmp_path / "model.pt"

@@ -365,10 +365,20 @@ def test_text_mode():
 # Waiting
 
 
+def let_the_system_wait(here):
+    """So that a blocking call ends by itself, as one that never blocks does."""
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        here.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", 0, 50_000))
+
+
 @pytest.mark.parametrize("where", ["first_bytes", "storages"])
-def test_timeout_of_a_socket(where):
+@pytest.mark.parametrize("whose", ["socket's", "system's"])
+def test_timeout_of_a_socket(where, whose):
     here, there = socket.socketpair()
-    here.settimeout(0.05)
+    if whose == "socket's":
+        here.settimeout(0.05)
+    else:
+        let_the_system_wait(here)
     if where == "storages":
         there.sendall(dumped(torch.ones(1000))[:-100])
     with pytest.raises(TimeoutError, match="timed out"):
@@ -842,6 +852,23 @@ def test_a_socket_that_is_closed_meanwhile(tmp_path):
         received.join(10)
         there.close()
         os.close(victims[0])
+
+
+def test_a_socket_that_is_closed_while_the_head_goes_out():
+    here, there = socket.socketpair()
+
+    def receive():
+        there.recv(1)
+        here.close()
+        while there.recv(1 << 20):
+            pass
+
+    receiver = threading.Thread(target=receive)
+    receiver.start()
+    with pytest.raises(OSError, match="closed meanwhile"):
+        stream.dump({"text": "x" * (20 << 20)}, here)
+    receiver.join(10)
+    there.close()
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket"])

@@ -52,6 +52,7 @@ def save_sharded(
 
     All files are written before the first of them has a name: whatever happens before, the folder is as it was. They get their
     names one after the other, the index last; ``load`` refuses a folder in which that was interrupted and two saves are mixed.
+    Links are followed, as by ``save``, also those of a store that others read from: remove such a folder first.
     One save at a time: of two into one folder, each may remove shards of the other as old ones, and what is left can't be loaded.
     Raises what ``save`` raises, NotADirectoryError where a file is in the way, TypeError for what is no dict of tensors, ValueError for more than 99,999 shards.
     Source: github.com/huggingface/transformers, save_pretrained, for the names and the index.
@@ -181,8 +182,13 @@ class ShardFiles:
         path = os.path.join(self.folder, self.names[len(self.files)])
         if os.path.exists(path) and not os.path.isfile(path):
             raise FileExistsError(errno.EEXIST, "is there, and no regular file", path)
+        target = os.path.realpath(path)
+        if any(file.target == target for file in self.files):
+            raise FileExistsError(
+                errno.EEXIST, "is a link to the same file as another shard; remove it", path
+            )
         try:
-            self.files.append(Replacement(path, os.path.realpath(path), fsync=False))
+            self.files.append(Replacement(path, target, fsync=False))
         except OSError as error:
             if error.errno == errno.EMFILE:
                 error.add_note(

@@ -116,10 +116,11 @@ class DataLoader:
     def set_epoch(self, epoch: int, start: int = 0) -> None:
         """Let the next epoch be number ``epoch``, and begin with batch ``start``: those before it are not read.
 
-        Tells the sampler, too, if it has a ``set_epoch``, as torch's DistributedSampler does.
+        Tells the sampler, too, if it has a ``set_epoch``, as torch's DistributedSampler does. An epoch that was left early is
+        forgotten: ``state_dict`` is about this one.
         """
         self.epoch, self._start = at_least(0, "epoch", epoch), at_least(0, "start", start)
-        self._expected = None
+        self._epoch = self._expected = None
         if (sampler := self._epoch_sampler()) is not None:
             sampler.set_epoch(self.epoch)
 

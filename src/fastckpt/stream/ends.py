@@ -65,6 +65,12 @@ class Descriptor:
         ):
             raise OSError(errno.EBADF, "it was closed meanwhile", self.name)
 
+    def wait_again(self, event):
+        """Wait after a call of the system that did not, or has given up."""
+        if os.get_blocking(self.fd):  # it has waited, as long as SO_RCVTIMEO or SO_SNDTIMEO says
+            raise TimeoutError("timed out")
+        self.wait(event)
+
     def wait(self, event):
         poll = select.poll()
         poll.register(self.fd, event)
@@ -74,7 +80,7 @@ class Descriptor:
     def check(self, status, event):
         """Wait, or raise, after a call that ended with an errno; a signal's handler has run by now."""
         if status in WAITS:
-            self.wait(event)
+            self.wait_again(event)
         elif status and status != errno.EINTR:
             raise OSError(status, os.strerror(status), self.name)
         self.check_open()
@@ -216,9 +222,12 @@ class DescriptorInlet(Inlet):
     def _some(self, view):
         while True:
             try:
-                return os.readv(self.descriptor.fd, [view])
+                got = os.readv(self.descriptor.fd, [view])
             except BlockingIOError:
-                self.descriptor.wait(select.POLLIN)
+                self.descriptor.wait_again(select.POLLIN)
+                continue
+            self.descriptor.check_open()
+            return got
 
     def _receive(self, flow, end, tell):
         while flow.row < end:
@@ -308,7 +317,8 @@ class DescriptorOutlet(Outlet):
             try:
                 view = view[os.write(self.descriptor.fd, view) :]
             except BlockingIOError:
-                self.descriptor.wait(select.POLLOUT)
+                self.descriptor.wait_again(select.POLLOUT)
+            self.descriptor.check_open()
 
     def send(self, flow, end, tell=None):
         """Write a Flow up to segment ``end``."""
