@@ -41,11 +41,12 @@ test: build
 test-slow: build
 	$(PY) $(PYTEST) -m "slow or network or large" $(ARGS)
 
-# The tests over native modules with address and undefined-behaviour sanitizers, compiled apart in build/sanitize. Left
-# out are tests of files and builds, which compile without them.
+# The tests, and a minute of the fuzzer, over native modules with address and undefined-behaviour sanitizers, compiled
+# apart in build/sanitize. Left out are tests of files and builds, which compile without them.
 sanitize: $(READY)
 	$(PY) scripts/sanitize.py $(PYTEST) --ignore=tests/test_packaging.py --ignore=tests/test_vendoring.py \
 	    --ignore=tests/test_asv.py $(ARGS)
+	PYTHONPATH=tests $(PY) scripts/sanitize.py -m fuzz --minutes 1 --seed $(SEED)
 
 # The tests of many threads over modules with the sanitizer of data races, which does not survive a fork.
 sanitize-threads: $(READY)

@@ -100,7 +100,7 @@ def lazy(path, data, **options):
         for name, tensor in list(checkpoint.items())[:20]:
             repr(tensor), tensor.nbytes, tensor.requires_grad
             each_part(read, name, tensor)
-        repr(checkpoint.tree)
+        checkpoint.tree  # noqa: B018 - to print it is Python's business, for ever where tuples stand in tuples twice
     return read
 
 
