@@ -142,9 +142,9 @@ cdef void plan(
 # ---- pages for what is to be read
 
 
-cdef void take_small_pages(const Job* job, int64_t first) noexcept nogil:
-    """Have pieces from ``first`` on go to small pages, neighbours in one call: all threads have to wait for each."""
-    cdef Piece* piece = job.pieces + first
+cdef void take_small_pages(const Job* job) noexcept nogil:
+    """Have what is not there yet go to small pages, neighbours in one call: all threads have to wait for each."""
+    cdef Piece* piece = job.pieces
     cdef Piece* end = job.pieces + job.starts[job.units]
     cdef int64_t start = 0, stop = 0
     while piece < end:
@@ -164,7 +164,7 @@ cdef void make_pages(Job* job, const Piece* piece, int64_t done, int64_t nbytes)
         if done and (start - 1) // HUGE_PAGE == start // HUGE_PAGE:
             start = (start | (HUGE_PAGE - 1)) + 1  # this one is there
         if pages_make_huge(&job.pages, start, piece.address + done + nbytes):
-            take_small_pages(job, piece - job.pieces)
+            take_small_pages(job)
     elif kind == PAGES_SMALL:
         pages_populate(start, start + nbytes)
 
