@@ -110,6 +110,8 @@ cdef inline void pages_take_small(const int64_t* address, const int64_t* nbytes,
     cdef int64_t start = 0, end = 0
     cdef Py_ssize_t row
     for row in range(rows):
+        if address[row] == 0:  # kept nowhere
+            continue
         if not 0 <= address[row] - end < SMALL_PAGE:
             pages_advise_small(start, end)
             start = address[row]

@@ -16,8 +16,8 @@ from libc.string cimport memcpy
 
 from ._origin cimport READ_OK, READ_SHORT, Origin, origin_read
 from ._pages cimport (
-    HUGE_PAGE, PAGES_GET, PAGES_HUGE, PAGES_SMALL, SLOW_NS, SMALL_PAGE, Pages, pages_advise_small, pages_begin,
-    pages_make_huge, pages_populate,
+    HUGE_PAGE, PAGES_GET, PAGES_HUGE, PAGES_SMALL, SLOW_NS, Pages, pages_begin, pages_make_huge, pages_populate,
+    pages_take_small,
 )
 from ._threads cimport team_of
 
@@ -84,6 +84,9 @@ cdef struct Job:
     bint go_on  # an extent that cannot be read stops no other
     int kernel
     int64_t* control
+    const int64_t* address
+    const int64_t* nbytes
+    int64_t rows
     Pages pages
 
 
@@ -142,20 +145,6 @@ cdef void plan(
 # ---- pages for what is to be read
 
 
-cdef void take_small_pages(const Job* job) noexcept nogil:
-    """Have what is not there yet go to small pages, neighbours in one call: all threads have to wait for each."""
-    cdef Piece* piece = job.pieces
-    cdef Piece* end = job.pieces + job.starts[job.units]
-    cdef int64_t start = 0, stop = 0
-    while piece < end:
-        if not 0 <= piece.address - stop < SMALL_PAGE:
-            pages_advise_small(start, stop)
-            start = piece.address
-        stop = piece.address + piece.nbytes
-        piece += 1
-    pages_advise_small(start, stop)
-
-
 cdef void make_pages(Job* job, const Piece* piece, int64_t done, int64_t nbytes) noexcept nogil:
     """Make the pages that the next bytes of a piece go to."""
     cdef int64_t start = piece.address + done
@@ -164,7 +153,7 @@ cdef void make_pages(Job* job, const Piece* piece, int64_t done, int64_t nbytes)
         if done and (start - 1) // HUGE_PAGE == start // HUGE_PAGE:
             start = (start | (HUGE_PAGE - 1)) + 1  # this one is there
         if pages_make_huge(&job.pages, start, piece.address + done + nbytes):
-            take_small_pages(job)
+            pages_take_small(job.address, job.nbytes, job.rows)
     elif kind == PAGES_SMALL:
         pages_populate(start, start + nbytes)
 
@@ -336,6 +325,7 @@ cdef int64_t run(
     cdef int64_t outside = check_extents(&job.origin, offset, nbytes, rows, crc, status)
     if outside and not job.go_on:
         return outside
+    job.address, job.nbytes, job.rows = address, nbytes, rows
     if num_threads > 1:
         unit = unit_for(nbytes, rows, unit, num_threads)
     most = count_pieces(nbytes, rows, unit, status)
