@@ -1,7 +1,9 @@
 """What several test files need."""
 
 import collections
+import contextlib
 import os
+import signal
 
 import numpy as np
 import pytest
@@ -24,6 +26,23 @@ QUIET = [
     ),
     pytest.mark.filterwarnings("ignore:Detected pickle protocol"),
 ]
+
+
+@contextlib.contextmanager
+def alarms(handler, first, every=0.0):
+    """SIGALRM after ``first`` seconds, and then as often as ``every`` says, to a handler in Python.
+
+    What stays behind is a handler that does nothing. A thread that took a signal from the system may
+    hand it to Python after the timer has stopped; if Python had no handler any more it would raise
+    OSError wherever the main thread happens to be.
+    """
+    signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, first, every)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, lambda *_: None)
 
 
 def same(expected, actual, path="obj", memo=None):

@@ -3,7 +3,6 @@
 import gc
 import inspect
 import itertools
-import signal
 import sys
 import threading
 import time
@@ -17,6 +16,7 @@ from fastckpt.data import DataLoader, Dataset, stack, window
 from fastckpt.data.checks import NOT_HERE
 from fastckpt.data.window import Window
 from readers import TIMEOUT, Gate, Numbers, Stacked, batches_of, drain, values
+from support import alarms
 
 WORKERS = [0, 1, 3]
 each_workers = pytest.mark.parametrize("workers", WORKERS)
@@ -533,24 +533,22 @@ def test_signals_cost_no_batch(num_workers, fuse):
     asking, found, stops = False, [], 0
     epoch = iter(DataLoader(Numbers(600), num_workers=num_workers, fuse=fuse))
     gc.disable()  # whose callbacks would be interrupted, too, and what they raise is lost
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, 2e-4, 3e-4)
     try:
-        while True:
-            try:
-                asking = True
-                for batch in epoch:
-                    asking = False
-                    found += batch["x"].tolist()
+        with alarms(stop, 2e-4, 3e-4):
+            while True:
+                try:
                     asking = True
-                break
-            except Stop:
-                asking, stops = False, stops + 1
+                    for batch in epoch:
+                        asking = False
+                        found += batch["x"].tolist()
+                        asking = True
+                    asking = False
+                    break
+                except Stop:
+                    asking, stops = False, stops + 1
     finally:
         asking = False
         gc.enable()
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
     assert found == list(range(600))
     assert stops
     assert len(epoch) == 0

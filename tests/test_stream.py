@@ -24,7 +24,7 @@ from fastckpt.stream import native
 from fastckpt.stream.layout import GROUP_NBYTES
 from objects import saved
 from picklecraft import Call, Name, craft
-from support import TORCH, same
+from support import TORCH, alarms, same
 
 FORMATS = list(stream.FORMATS)
 each_format = pytest.mark.parametrize("format", FORMATS)
@@ -407,14 +407,11 @@ def test_signals_interrupt_and_do_not_break(kind):
                     time.sleep(0.001)
 
     thread = threading.Thread(target=body)
-    before = signal.signal(signal.SIGALRM, lambda *_: seen.append(1))
-    signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
     try:
-        thread.start()
-        same(obj, stream.load(reading))
+        with alarms(lambda *_: seen.append(1), 0.002, 0.002):
+            thread.start()
+            same(obj, stream.load(reading))
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
         thread.join()
     close(reading)
     close(writing)
@@ -428,16 +425,10 @@ def test_one_signal_ends_a_wait(way, kind):
     reading, writing = ENDS[kind]()
     data = dumped(torch.ones(1000))[:2000]
     writing.sendall(data) if kind == "socket" else os.write(writing, data)
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    signal.setitimer(signal.ITIMER_REAL, 0.05)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            stream.load(reading) if way == "in" else stream.dump(torch.ones(1 << 20), writing)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        close(reading)
-        close(writing)
+    with alarms(signal.default_int_handler, 0.05), pytest.raises(KeyboardInterrupt):
+        stream.load(reading) if way == "in" else stream.dump(torch.ones(1 << 20), writing)
+    close(reading)
+    close(writing)
 
 
 def test_nobody_listens():

@@ -21,7 +21,7 @@ import torch
 import fastckpt
 from fastckpt.errors import CheckpointError, ChecksumError
 from objects import saved
-from support import SANITIZED, needs_true_memory, same
+from support import SANITIZED, alarms, needs_true_memory, same
 from ziprewrite import rewritten
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -68,25 +68,6 @@ def is_right(loaded):
 # -- signals
 
 
-class Storm:
-    """SIGALRM, about ``often`` seconds apart, to a handler in Python, which counts."""
-
-    def __init__(self, often):
-        self.often, self.count = often, 0
-
-    def __call__(self, number, frame):
-        self.count += 1
-
-    def __enter__(self):
-        self.before = signal.signal(signal.SIGALRM, self)
-        signal.setitimer(signal.ITIMER_REAL, self.often, self.often)
-        return self
-
-    def __exit__(self, *exception):
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, self.before)
-
-
 class Little:
     """A file object that answers with at most so many bytes, and now and then says that there are none yet."""
 
@@ -120,9 +101,9 @@ ROADS = {
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize("options", [{"threads": 1}, {"threads": 3}], ids=["serial", "parallel"])
 def test_interrupted_system_calls(path, road, options):
-    with Storm(0.0005) as storm:
-        rounds = 0
-        while storm.count < 20 or rounds < 3:
+    seen, rounds = [], 0
+    with alarms(lambda *_: seen.append(1), 0.0005, 0.0005):
+        while len(seen) < 20 or rounds < 3:
             source = ROADS[road](path)
             assert is_right(fastckpt.load(source, **options))
             if road == "file":
@@ -146,9 +127,10 @@ def test_interrupted_pipe(tmp_path):
     )  # fmt: skip
     feeder.stdin.write(FORMS["zip"])
     feeder.stdin.close()
-    with Storm(0.0005) as storm:
+    seen = []
+    with alarms(lambda *_: seen.append(1), 0.0005, 0.0005):
         assert is_right(fastckpt.load(fifo))
-    assert storm.count
+    assert seen
     assert feeder.wait() == 0
 
 
