@@ -311,6 +311,47 @@ def test_extra_state(tmp_path):
     assert (model["a"].extra, model["b"].extra) == ({"n": 5}, 7)
 
 
+def test_tensors_inside_of_what_the_index_names(tmp_path):
+    """They have names as in a checkpoint of one file, where that has them."""
+    scale, shared = torch.arange(3.0), torch.ones(2)
+    saved = {
+        "a": {"a.weight": torch.zeros(2), "a._extra_state": {"scale": scale, 0: [shared, shared]}},
+        "b": {"b._extra_state": (torch.tensor(4), "plain"), "b": {"c": torch.tensor(5)}, "b.c": torch.tensor(6)},
+    }  # fmt: skip
+    for file, values in saved.items():
+        torch.save(values, tmp_path / file)
+    write_index(tmp_path, {name: file for file, values in saved.items() for name in values})
+    whole = saved["a"] | saved["b"]
+    torch.save({name: whole[name] for name in sorted(whole)}, tmp_path / "whole")
+    with fastckpt.open(tmp_path) as checkpoint, fastckpt.open(tmp_path / "whole") as one:
+        assert set(checkpoint) == set(one) == {
+            "a.weight", "a._extra_state.scale", "a._extra_state.0.0", "a._extra_state.0.1",
+            "b._extra_state.0", ("b", "c"), ("b.c",),
+        }  # fmt: skip
+        assert len(checkpoint) == checkpoint.info["tensors"] == len(one)
+        for name in one:
+            assert name in checkpoint
+            assert checkpoint.shard_of(name) is checkpoint[name].checkpoint
+            assert checkpoint[name].path == one[name].path
+            same(one[name].read(), checkpoint[name].read())
+        same(one.read(list(one)), checkpoint.read(list(one)))
+        same(scale, checkpoint["a._extra_state", "scale"].read())
+        found = checkpoint.read(["a._extra_state.0.1", "a._extra_state.0.0"])
+        assert len({tensor.data_ptr() for tensor in found.values()}) == 1
+        for name, message in WRONG_INSIDE.items():
+            assert name not in checkpoint
+            with pytest.raises(KeyError, match=message):
+                checkpoint[name]
+
+
+WRONG_INSIDE = {
+    "a._extra_state": "a container, of 'a._extra_state.scale' for example",
+    "b._extra_state.1": "there, and no tensor",
+    "b.c": "ambiguous",
+    "a._extra_state.scales": "no tensor of the checkpoint",
+}
+
+
 # -- what is wrong -----------------------------------------------------------------------------------------------------
 
 OUTSIDE = {

@@ -24,9 +24,10 @@ from .nodes import duplicate
 from .plan import roots_of
 from .progress import check as check_progress
 from .reading import place_storages, usable_in_place
-from .selection import dotted, index_of, name_list, no_tensor, specs_in
+from .selection import name_list, specs_in
 from .shard_index import is_index, weights_of
 from .source import FileSource, open_source
+from .tensor_index import TensorIndex
 
 if TYPE_CHECKING:
     from ._annotations import CheckpointFile, Framework, MapLocation, Mmap, Progress, Unknown
@@ -102,7 +103,7 @@ class Checkpoint(Mapping[Any, LazyTensor]):
             self.source.close()
             raise
         self.swapped = self.contents.byteorder != sys.byteorder
-        self._leaves = self._by_path = self._paths = None
+        self._tensors = None
         self._rows = {}
         # Storages that somebody still holds: whoever reads another tensor of one shares it, as after a load.
         self._alive = weakref.WeakValueDictionary()
@@ -110,25 +111,23 @@ class Checkpoint(Mapping[Any, LazyTensor]):
     # -- the mapping
 
     def _index(self):
-        """Name -> leaf, made on first use."""
-        if self._leaves is None:
-            self._leaves = index_of(self.contents.unpickled.obj)
-        return self._leaves
+        """The TensorIndex, made on first use."""
+        if self._tensors is None:
+            self._tensors = TensorIndex(self.root)
+        return self._tensors
 
     def __getitem__(self, name: str | tuple) -> LazyTensor:
         if self.source.closed:
             self.source.check_open()
-        leaves = self._leaves
-        if leaves is None:
-            leaves = self._index()
-        leaf = leaves.get(name)
-        if leaf is None and (leaf := self._leaf_at(name)) is None:
-            raise self._no_tensor(name)
+        tensors = self._tensors or self._index()
+        leaf = tensors.leaves.get(name)
+        if leaf is None and (leaf := tensors.get(name)) is None:
+            raise tensors.missing(name)
         return LazyTensor(self, leaf)
 
     def __contains__(self, name: object) -> bool:
         self.source.check_open()
-        return name in self._index() or self._leaf_at(name) is not None
+        return self._index().get(name) is not None
 
     def get(self, name: Any, default: Any = None) -> Any:
         """The LazyTensor of a name, ``default`` where there is none."""
@@ -136,37 +135,13 @@ class Checkpoint(Mapping[Any, LazyTensor]):
             return default
         return self[name]
 
-    def _leaf_at(self, name):
-        """The leaf at a path, a tuple of keys, which always works; None where there is none."""
-        if isinstance(name, tuple):
-            if self._by_path is None:
-                self._by_path = {
-                    typed(path): leaf for path, leaf in named_tensors(self.contents.unpickled.obj)
-                }
-            return self._by_path.get(typed(name))
-        return None
-
-    def _no_tensor(self, name):
-        """The KeyError for a name that is no tensor's, or that several paths have."""
-        alike = [path for path in self._index() if isinstance(path, tuple) and dotted(path) == name]
-        if alike:
-            return KeyError(f"{name!r} is ambiguous; use one of {', '.join(map(repr, alike[:4]))}")
-        return no_tensor(name, self._index(), self.root)
-
-    def path_of(self, leaf):
-        """The path of a tensor: the first, where it has several."""
-        if self._paths is None:
-            found = named_tensors(self.contents.unpickled.obj)
-            self._paths = {id(each): path for path, each in reversed(found)}
-        return self._paths.get(id(leaf), ())
-
     def __iter__(self) -> Iterator[Any]:
         self.source.check_open()
-        return iter(self._index())
+        return iter(self._index().leaves)
 
     def __len__(self) -> int:
         self.source.check_open()
-        return len(self._index())
+        return len(self._index().leaves)
 
     def __repr__(self):
         state = "closed" if self.source.closed else f"{len(self)} tensors"
@@ -231,7 +206,7 @@ class Checkpoint(Mapping[Any, LazyTensor]):
             "byteorder": contents.byteorder,
             "version": getattr(archive, "version", None),
             "torchscript": getattr(archive, "is_torchscript", False),
-            "tensors": len(self._index()),
+            "tensors": len(self),
             "storages": len(contents.unpickled.storages),
             "records": len(contents.records),
             "records_with_crc32": with_crc,
@@ -287,6 +262,10 @@ class Checkpoint(Mapping[Any, LazyTensor]):
             return reader.make(leaves, storages, tensors, self.limits)
 
     # -- for LazyTensor
+
+    def path_of(self, leaf):
+        """The path of a tensor: the first, where it has several."""
+        return self._index().path_of(leaf)
 
     def read_leaf(self, leaf, framework=None):
         """One tensor of any layout."""
@@ -404,11 +383,6 @@ def _open_again(path, options, fingerprint):
             f"{path}: the file has changed since the checkpoint was opened; open it anew", path=path
         )
     return checkpoint
-
-
-def typed(path):
-    """A path whose keys of different types differ: 0, "0" and False are three keys."""
-    return tuple([(type(key), key) for key in path])
 
 
 def alike(leaf, original):

@@ -7,17 +7,16 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ._spec import TensorSpec
 from .checkpoint import Checkpoint
 from .errors import FormatError
 from .importing import importing
 from .lazy import LazyTensor
 from .loading import load
-from .nodes import TensorNode
 from .plan import root_of
 from .progress import reporting
-from .selection import name_list, no_tensor, specs_in
+from .selection import name_list, specs_in
 from .shard_index import SAVE_ID, ShardIndex, check_region
+from .tensor_index import TensorIndex
 
 if TYPE_CHECKING:
     from ._annotations import Progress
@@ -51,8 +50,10 @@ DEFAULTS = {
 }  # fmt: skip
 
 
-class ShardedCheckpoint(Mapping[str, LazyTensor]):
+class ShardedCheckpoint(Mapping[Any, LazyTensor]):
     """Name -> LazyTensor of a checkpoint in several files; it is used as a Checkpoint is, and each of the files is one.
+
+    Tensors inside of what the index names are listed, too, by their paths, as a Checkpoint lists them.
 
     ``shards`` are the Checkpoints by the names of their files. Raises FormatError where index and shards contradict each other;
     what is in a shard and the index does not say is listed in ``info``.
@@ -74,6 +75,7 @@ class ShardedCheckpoint(Mapping[str, LazyTensor]):
             self.close()
             raise
         self.root = {name: found[name] for name in self.index.weight_map if name in found}
+        self._tensors = TensorIndex(self.root)
 
     def _open_shard(self, file, names):
         """{name: inert value} of the ``names`` that a shard should have."""
@@ -103,26 +105,24 @@ class ShardedCheckpoint(Mapping[str, LazyTensor]):
         """{file: what it says of the save that it is part of}."""
         return {file: save_id_of(shard.metadata) for file, shard in self.shards.items()}
 
-    def shard_of(self, name) -> Checkpoint:
-        """The file that has a name."""
+    def shard_of(self, name: str | tuple) -> Checkpoint:
+        """The file that has what the index calls so, or a tensor of that name."""
+        if name not in self.root:
+            name = self[name].path[0]
         return self.shards[self.index.weight_map[name]]
 
     # -- the mapping
 
-    def __getitem__(self, name: str | tuple[str]) -> LazyTensor:
-        if isinstance(name, tuple) and len(name) == 1:
-            (name,) = name
-        value = self.root.get(name)
-        if not is_tensor(value):
-            raise no_tensor(name, self, self.root)
-        shard = self.shard_of(name)
+    def __getitem__(self, name: str | tuple) -> LazyTensor:
+        leaf = self._tensors.get(name)
+        if leaf is None:
+            raise self._tensors.missing(name)
+        shard = self.shard_of(self._tensors.path_of(leaf)[0])
         shard.source.check_open()
-        return LazyTensor(shard, value)
+        return LazyTensor(shard, leaf)
 
     def __contains__(self, name: object) -> bool:
-        if isinstance(name, tuple) and len(name) == 1:
-            (name,) = name
-        return is_tensor(self.root.get(name))
+        return self._tensors.get(name) is not None
 
     def get(self, name: Any, default: Any = None) -> Any:
         """The LazyTensor of a name, ``default`` where there is none."""
@@ -133,10 +133,10 @@ class ShardedCheckpoint(Mapping[str, LazyTensor]):
     def __iter__(self) -> Iterator[str]:
         for part in self.parts:
             part.source.check_open()
-        return iter([name for name, value in self.root.items() if is_tensor(value)])
+        return iter(self._tensors.leaves)
 
     def __len__(self) -> int:
-        return sum(map(is_tensor, self.root.values()))
+        return len(self._tensors.leaves)
 
     def __repr__(self):
         return (
@@ -189,15 +189,16 @@ class ShardedCheckpoint(Mapping[str, LazyTensor]):
         }
         return {file: names for file, names in found.items() if names}
 
-    def read(self, names: Iterable[str] | None = None) -> dict[str, Any]:
+    def read(self, names: Iterable[str | tuple] | None = None) -> dict[Any, Any]:
         """Read many tensors, in one plan for each shard: {name: tensor}; None reads all that there is."""
         if names is None:
             return self.load()
-        leaves = {name: self[name].leaf for name in name_list(names)}
-        made: dict[str, Any] = {}
-        for shard, values in self._by_shard(leaves):
-            made |= zip(values, shard.read_leaves(list(values.values())), strict=True)
-        return {name: made[name] for name in leaves}
+        lazy = {name: self[name] for name in name_list(names)}
+        made: dict[Any, Any] = {}
+        for shard in self.parts:
+            chosen = {name: each.leaf for name, each in lazy.items() if each.checkpoint is shard}
+            made |= zip(chosen, shard.read_leaves(list(chosen.values())), strict=True)
+        return {name: made[name] for name in lazy}
 
     def load(self, tell=None, trusted=None):
         """All that was chosen, in the order of the index: {name: value}; ``tell(bytes done, bytes in all)``."""
@@ -285,10 +286,6 @@ def _open_again(path, options, fingerprints):
             f"{path}: a shard has changed since the checkpoint was opened; open it anew", path=path
         )
     return checkpoint
-
-
-def is_tensor(value):
-    return isinstance(value, (TensorSpec, TensorNode))
 
 
 def storages_nbytes(values):
