@@ -8,7 +8,8 @@ import struct
 
 import pytest
 
-from fastckpt.containers.zip import RecordNames, inflate, open_zip, parse_version
+from fastckpt.containers._zip_names import RecordNames
+from fastckpt.containers.zip import inflate, open_zip, parse_version
 from fastckpt.errors import ChecksumError, FormatError
 from fastckpt.records import NO_CRC
 from fastckpt.source import open_source

@@ -7,9 +7,10 @@ import numpy as np
 from . import _plan
 from ._unpickler import PIDS_ZIP, unpickle
 from .containers import sniff
+from .containers._zip_names import PICKLE
 from .containers.legacy import LegacyContainer
 from .containers.tar import TarContainer
-from .containers.zip import PICKLE, open_zip
+from .containers.zip import open_zip
 from .errors import FormatError
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 
 from . import _zip
+from .containers._zip_directory import LOCAL_NBYTES
 from .containers._zip_end import MAX32
-from .containers.zip import LOCAL_NBYTES
 from .materialize import fill
 from .records import Records
 

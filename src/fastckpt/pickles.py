@@ -11,19 +11,13 @@ import numpy as np
 from . import _zip
 from .containers import sniff
 from .containers._tar_members import NEEDED, tar_members
+from .containers._zip_directory import DIRECTORY_PROBLEMS, LOCAL_NBYTES, MOST_INFLATION
 from .containers._zip_end import CENTRAL_NBYTES, end_record_64, find_end
+from .containers._zip_names import PICKLE, STORAGE_FOLDERS, RecordNames
 from .containers.legacy import LegacyContainer
 from .containers.stream import PickleStream
 from .containers.tar import TarContainer
-from .containers.zip import (
-    DIRECTORY_PROBLEMS,
-    LOCAL_NBYTES,
-    MOST_INFLATION,
-    PICKLE,
-    STORAGE_FOLDERS,
-    RecordNames,
-    inflate,
-)
+from .containers.zip import inflate
 from .containers.zip_walk import MOST_STEPS
 from .errors import CheckpointError, FormatError
 from .local_headers import gaps, record_ends

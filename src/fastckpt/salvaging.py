@@ -19,7 +19,7 @@ from ._spec import StorageRef, TensorSpec
 from ._tree import named_leaves
 from ._unpickler import PIDS_ZIP, unpickle
 from .containers import sniff
-from .containers.zip import BYTEORDER_RECORD, PICKLE, STORAGE_FOLDERS, is_text
+from .containers._zip_names import BYTEORDER_RECORD, PICKLE, STORAGE_FOLDERS, is_text
 from .containers.zip_writer import (
     ALIGNMENT,
     SERIALIZATION_ID,

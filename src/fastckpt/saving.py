@@ -13,7 +13,7 @@ import numpy as np
 
 from . import _crc32, _read, _write, workers
 from ._descriptor import Owned
-from .containers.zip import BYTEORDER_RECORD, METADATA_MOST_NBYTES, METADATA_RECORD, PICKLE
+from .containers._zip_names import BYTEORDER_RECORD, METADATA_MOST_NBYTES, METADATA_RECORD, PICKLE
 from .containers.zip_writer import (
     SERIALIZATION_ID,
     SERIALIZATION_ID_NBYTES,

@@ -10,6 +10,14 @@ import numpy as np
 from . import _zip, local_headers
 from ._zip_local import UNREADABLE
 from .containers._zip_contents import no_pickle
+from .containers._zip_directory import (
+    DIRECTORY_PROBLEMS,
+    LOCAL_NBYTES,
+    second_archives,
+    unify_separators,
+    unusable,
+    unusable_rows,
+)
 from .containers._zip_end import (
     CENTRAL_NBYTES,
     END_NBYTES,
@@ -18,19 +26,8 @@ from .containers._zip_end import (
     find_end,
     two_directories,
 )
-from .containers.zip import (
-    DIRECTORY_PROBLEMS,
-    LOCAL_NBYTES,
-    STORAGE_FOLDERS,
-    RecordNames,
-    find_prefixes,
-    inflate,
-    second_archives,
-    two_checkpoints,
-    unify_separators,
-    unusable,
-    unusable_rows,
-)
+from .containers._zip_names import STORAGE_FOLDERS, RecordNames, find_prefixes, two_checkpoints
+from .containers.zip import inflate
 from .errors import FormatError
 from .findings import Finding
 from .local_headers import ABSENT, GOOD, STREAMED, LocalHeaders

@@ -3,7 +3,8 @@
 from . import _zip
 from ._crc32 import crc32
 from .containers import sniff
-from .containers.zip import LOCAL_NBYTES, MOST_INFLATION, inflate
+from .containers._zip_directory import LOCAL_NBYTES, MOST_INFLATION
+from .containers.zip import inflate
 from .containers.zip_walk import Walker
 from .errors import LimitError
 from .records import DEFLATED, NO_CRC

@@ -10,21 +10,18 @@ import numpy as np
 
 from ._stack import opcodes_of
 from ._zip import HEADER, OK
+from .containers._zip_directory import LOCAL_NBYTES
 from .containers._zip_end import COMMENT_REACH, END_NBYTES, MAX16
-from .containers.zip import (
+from .containers._zip_names import (
     BYTEORDER_RECORD,
-    LOCAL_NBYTES,
-    NEWEST_VERSION,
-    OLDEST_VERSION,
     PICKLE,
     TORCHSCRIPT_RECORD,
     VERSION_RECORDS,
     RecordNames,
     folded,
-    inflate,
     is_text,
-    parse_version,
 )
+from .containers.zip import NEWEST_VERSION, OLDEST_VERSION, inflate, parse_version
 from .containers.zip_writer import SERIALIZATION_ID
 from .dtypes import CODE_BY_STORAGE, DTYPES, QUANTIZED, SUB_BYTE_NAMES
 from .errors import FormatError

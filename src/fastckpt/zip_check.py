@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from ._unpickler import PIDS_ZIP, unpickle
 from .checking import Check, NoCheckpoint
-from .containers.zip import (
+from .containers._zip_names import (
     BYTEORDER_RECORD,
-    NEWEST_VERSION,
-    OLDEST_VERSION,
     PICKLE,
     TORCHSCRIPT_RECORD,
     VERSION_RECORDS,
     folded,
-    parse_version,
 )
+from .containers.zip import NEWEST_VERSION, OLDEST_VERSION, parse_version
 from .errors import CheckpointError, FormatError, LimitError, UnsupportedError
 from .survey import NoDirectory, ZipSurvey
 from .verify_report import (

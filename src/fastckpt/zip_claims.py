@@ -4,16 +4,9 @@ import numpy as np
 
 from . import _zip
 from .containers._zip_contents import no_pickle
+from .containers._zip_directory import LOCAL_NBYTES, unify_separators, unusable_rows
 from .containers._zip_end import CENTRAL_NBYTES, find_end
-from .containers.zip import (
-    LOCAL_NBYTES,
-    PICKLE,
-    RecordNames,
-    find_prefixes,
-    two_checkpoints,
-    unify_separators,
-    unusable_rows,
-)
+from .containers._zip_names import PICKLE, RecordNames, find_prefixes, two_checkpoints
 from .containers.zip_walk import LOCAL_SIGNATURE, Claim, claim_of, read_header
 from .containers.zip_writer import data_offset
 from .errors import FormatError

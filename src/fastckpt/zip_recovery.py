@@ -10,16 +10,14 @@ import numpy as np
 
 from ._unpickler import PIDS_ZIP, unpickle
 from .containers._zip_contents import listed
-from .containers.zip import (
+from .containers._zip_names import (
     BYTEORDER_RECORD,
-    NEWEST_VERSION,
-    OLDEST_VERSION,
     PICKLE,
     STORAGE_FOLDERS,
     VERSION_RECORDS,
     is_text,
-    parse_version,
 )
+from .containers.zip import NEWEST_VERSION, OLDEST_VERSION, parse_version
 from .containers.zip_walk import Claim, Walker
 from .containers.zip_writer import SERIALIZATION_ID
 from .contents import default_byteorder

@@ -6,30 +6,38 @@ and second archives are errors. Entries outside the checkpoint's folder are igno
 
 import os
 import zlib
-from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from .. import _zip, _zip_local, strict_json
 from .._crc32 import crc32
 from ..errors import ChecksumError, FormatError, UnsupportedError
-from ..records import DEFLATED, NO_CRC, STORED, Records
+from ..records import DEFLATED, NO_CRC, Records
 from ._zip_contents import no_pickle
-from ._zip_end import find_end, two_directories
-
-PICKLE = "data.pkl"
-VERSION_RECORDS = (".data/version", "version")  # the first one counts where both are there
-BYTEORDER_RECORD = "byteorder"
-TORCHSCRIPT_RECORD = "constants.pkl"
-METADATA_RECORD = (
-    "metadata.json"  # what a writer has to say beside the object; torch does not look at it
+from ._zip_directory import (
+    LOCAL_NBYTES,
+    check_alone,
+    read_directory,
+    unify_separators,
+    unusable,
+    unusable_rows,
 )
-METADATA_MOST_NBYTES = 16 << 20  # parsed, it may take thirty times as much
-STORAGE_FOLDERS = ("data/", "tensors/")  # the second is torch 1.4's
-OLDEST_VERSION, NEWEST_VERSION = 1, 10
+from ._zip_end import find_end, two_directories
+from ._zip_names import (
+    BYTEORDER_RECORD,
+    METADATA_MOST_NBYTES,
+    METADATA_RECORD,
+    PICKLE,
+    STORAGE_FOLDERS,
+    TORCHSCRIPT_RECORD,
+    VERSION_RECORDS,
+    RecordIndex,
+    RecordNames,
+    find_prefixes,
+    two_checkpoints,
+)
 
-# Deflate makes at most 258 bytes out of 2 bits; zlib's own documentation gives this ratio.
-MOST_INFLATION = 1032
+OLDEST_VERSION, NEWEST_VERSION = 1, 10
 
 
 def open_zip(source, *, verify=True):
@@ -41,8 +49,8 @@ def open_zip(source, *, verify=True):
     if end.rival is not None:
         raise two_directories(end, tail)
     directory = tail.bytes(end.directory, end.nbytes)
-    columns = _read_directory(source, end, directory)
-    _check_alone(source, end, others, columns)
+    columns = read_directory(source, end, directory)
+    check_alone(source, end, others, columns)
     names = unify_separators(directory, columns)
     prefix = _find_prefix(source, names, columns)
     selected = _select(names, columns, prefix)
@@ -257,104 +265,6 @@ class ZipContainer:
         )
 
 
-LOCAL_NBYTES = 30
-METHODS = {
-    1: " (shrink)",
-    6: " (implode)",
-    9: " (deflate64)",
-    12: " (bzip2)",
-    14: " (lzma)",
-    93: " (zstd)",
-    95: " (xz)",
-}
-
-
-def unusable_rows(flags, method, stored, nbytes):
-    """Which entries, given in columns, cannot be read by what the directory says of them."""
-    wrong = (flags & _zip_local.UNREADABLE) != 0
-    wrong |= (method != STORED) & (method != DEFLATED)
-    wrong |= (method == STORED) & (stored != nbytes)
-    # an empty deflate stream has two bytes; no sum or product here leaves 64 bits
-    wrong |= (method == DEFLATED) & (nbytes // MOST_INFLATION > stored)
-    return wrong | (nbytes > 0) & (stored == 0)
-
-
-def unusable(flags, method, stored, nbytes):
-    """Why an entry cannot be read: the kind of error, and what is wrong with it."""
-    if flags & _zip_local.UNREADABLE:
-        return UnsupportedError, (
-            f"the directory marks it as encrypted or masked (flags {flags:#06x}); save it again without a password"
-        )
-    if method not in (STORED, DEFLATED):
-        return UnsupportedError, (
-            f"it is packed with method {method}{METHODS.get(method, '')}; 0 (stored) and 8 (deflate) can be read: "
-            f"unpack the archive and pack it again"
-        )
-    if method == STORED:
-        return FormatError, f"it is stored as it is, yet has {nbytes} bytes of content in {stored}"
-    return FormatError, (
-        f"the directory says that {stored} bytes inflate to {nbytes}; deflate yields {MOST_INFLATION} times at most"
-    )
-
-
-class RecordNames(Sequence):
-    """The names of rows, decoded when one is asked for: 70,000 strings that nobody looks at take 10 ms."""
-
-    __slots__ = ("_at", "_nbytes", "_skip", "_text")
-
-    def __init__(self, text, columns, skip):
-        self._text, self._skip = text, skip
-        self._at, self._nbytes = columns[_zip.NAME], columns[_zip.NAME_NBYTES]
-
-    def __len__(self):
-        return len(self._at)
-
-    def __getitem__(self, row):
-        at, nbytes = int(self._at[row]), int(self._nbytes[row])
-        return bytes(self._text[at + self._skip : at + nbytes]).decode("utf-8", "surrogateescape")
-
-
-def folded(name):
-    """A name as torch compares it: its ASCII letters small."""
-    try:
-        return name.encode("utf-8", "surrogateescape").lower()
-    except UnicodeEncodeError:  # a pickle's; no record is called so
-        return name.encode("utf-8", "surrogatepass").lower()
-
-
-def is_text(name):
-    """Whether a name is one in UTF-8."""
-    try:
-        name.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-class RecordIndex(Mapping):
-    """Name -> row of every record, over the dict of storages and the dict of the others."""
-
-    __slots__ = ("_folder", "_others", "_storages")
-
-    def __init__(self, storages, others, folder):
-        self._storages, self._others, self._folder = storages, others, folder
-
-    def __getitem__(self, name):
-        if name.startswith(self._folder):
-            key = name[len(self._folder) :]
-            if key in self._storages:
-                return self._storages[key]
-        return self._others[name]
-
-    def __len__(self):
-        return len(self._storages) + len(self._others)
-
-    def __iter__(self):
-        yield from self._others
-        for key in self._storages:
-            yield self._folder + key
-
-
 def parse_version(text):
     """Read a version as torch does: blanks, a sign, digits, anything behind them; None where there is no number."""
     text = text.lstrip(b" \t\n\v\f\r")
@@ -379,93 +289,6 @@ def inflate(data, nbytes):
     return content if stream.eof and len(content) == nbytes else None
 
 
-def _read_directory(source, end, directory):
-    """The columns of all entries, with their limits."""
-    columns = np.zeros((_zip.COLUMNS, end.entries), dtype=np.int64)
-    status, entry, at = _zip.read_directory(
-        directory, columns, end.entries, end.directory, end.bias
-    )
-    if status != _zip.OK:
-        raise FormatError(
-            f"{source.name}: ZIP directory entry {entry} of {end.entries} at byte {end.directory + at}: "
-            f"{DIRECTORY_PROBLEMS[status]}; the file is damaged",
-            path=source.name,
-            offset=end.directory + at,
-        )
-    headers = columns[_zip.HEADER]
-    order = None if _zip.is_ascending(headers) else np.argsort(headers, kind="stable")
-    if (wrong := _zip.set_limits(columns, order, end.entries, end.directory)) >= 0:
-        name = RecordNames(directory, columns, 0)[wrong]
-        raise FormatError(
-            f"{source.name}: record {name!r} at byte {headers[wrong]}: its {columns[_zip.STORED, wrong]} bytes overlap "
-            f"what begins at byte {columns[_zip.LIMIT, wrong]}; the file is damaged or made to deceive",
-            path=source.name,
-            record=name,
-            offset=int(headers[wrong]),
-        )
-    return columns
-
-
-DIRECTORY_PROBLEMS = {
-    _zip.ENTRY_CUT: "the directory ends before it",
-    _zip.ENTRY_SIGNATURE: "its signature (50 4b 01 02) is missing",
-    _zip.ENTRY_NAME: "its name, extra field or comment reach over the end of the directory",
-    _zip.ENTRY_EXTRA: "its zip64 extra field lacks a number that is said to be there",
-    _zip.ENTRY_DISK: "it lies on another disk of a split archive",
-    _zip.ENTRY_MASKED: "its fields are masked, the directory is encrypted",
-    _zip.ENTRY_HEADER: "its offset lies behind the directory",
-    _zip.ENTRY_STORED: "it is larger than the file",
-    _zip.ENTRY_NBYTES: "its size has more than 63 bits",
-    _zip.ENTRY_LENGTH: "its name, extra field or comment reach over the next entry",
-    _zip.ENTRIES_LEFT: "the end record counts no more entries, the directory has bytes left",
-}
-
-
-def _check_alone(source, end, others, columns):
-    """Refuse a source in which a second archive could be meant."""
-    for offset, problem in second_archives(source, end, others, columns):
-        raise FormatError(f"{source.name}: {problem}", path=source.name, offset=offset)
-
-
-def second_archives(source, end, others, columns):
-    """Yield where a second archive could be meant, and why; one inside the data of a record is only data."""
-    headers = columns[_zip.HEADER]
-    start = int(headers.min()) if columns.shape[1] else end.directory
-    if start and source.nbytes >= 4 and _zip.has_header(source.read(0, 4), 0, False):
-        yield (
-            start,
-            f"a ZIP archive begins at byte 0, and the one that ends at byte {end.end} begins at byte {start}: two archives in "
-            f"one file, or a damaged one with an archive inside; cut it into its parts",
-        )
-    for other in others:
-        first = headers + LOCAL_NBYTES + columns[_zip.NAME_NBYTES]
-        # the whole of it, comment and all: where it says it ends
-        if not ((first <= other.directory) & (other.end <= columns[_zip.LIMIT])).any():
-            yield (
-                other.at,
-                f"there are two ZIP end records, at bytes {other.at} and {end.at}, each with a directory: "
-                f"two archives in one file, or one hidden in the other's comment; cut it into its parts",
-            )
-
-
-def unify_separators(directory, columns):
-    """The bytes to read names from: backslashes are slashes where no name has a slash, as old Windows tools wrote."""
-    if not columns.shape[1] or b"\\" not in directory:
-        return directory
-    first, nbytes = columns[[_zip.NAME, _zip.NAME_NBYTES], 0].tolist()
-    if (
-        b"/" in directory[first : first + nbytes]
-    ):  # nearly always, and a backslash is a byte of some number
-        return directory
-    spans = [(at, at + nbytes) for at, nbytes in columns[[_zip.NAME, _zip.NAME_NBYTES]].T.tolist()]
-    if any(b"/" in directory[at:stop] for at, stop in spans):
-        return directory
-    names = bytearray(directory)
-    for at, stop in spans:
-        names[at:stop] = names[at:stop].replace(b"\\", b"/")
-    return names
-
-
 def _find_prefix(source, names, columns):
     """What the names of the checkpoint's records begin with: the folder of data.pkl and its slash."""
     prefixes = find_prefixes(names, columns)
@@ -476,29 +299,6 @@ def _find_prefix(source, names, columns):
             f"{source.name}: a ZIP archive with {two_checkpoints(prefixes)}", path=source.name
         )
     return prefixes[0].encode("utf-8", "surrogateescape")
-
-
-def find_prefixes(names, columns):
-    """The folders of checkpoints, each with its slash; only one should there be."""
-    _zip.set_kinds(names, columns, columns.shape[1])
-    text = RecordNames(names, columns, 0)
-    rows = np.flatnonzero(columns[_zip.KIND] == _zip.IS_PICKLE)
-    prefixes = sorted(
-        dict.fromkeys(text[row].removesuffix(PICKLE) for row in rows),
-        key=lambda prefix: prefix.count("/"),
-    )
-    # a storage may have any key, and TorchScript code any module name
-    inside = (
-        tuple(prefixes[0] + folder for folder in (*STORAGE_FOLDERS, "code/")) if prefixes else ()
-    )
-    return prefixes[:1] + [other for other in prefixes[1:] if not other.startswith(inside)]
-
-
-def two_checkpoints(prefixes):
-    return (
-        f"two checkpoints, {prefixes[0] + PICKLE!r} and {prefixes[1] + PICKLE!r}; "
-        f"unpack it and pack each folder into an archive of its own"
-    )
 
 
 def _check_no_byteorder(source, names, columns, prefix):

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from .. import _zip_local
 from ..errors import LimitError
 from ..records import DEFLATED, NO_CRC, STORED
+from ._zip_directory import MOST_INFLATION
 from ._zip_end import MAX32
-from .zip import MOST_INFLATION
 from .zip_writer import DESCRIPTOR_FOLLOWS, LOCAL, ZIP64, data_offset
 
 LOCAL_SIGNATURE, DESCRIPTOR_SIGNATURE = b"PK\3\4", b"PK\7\10"
