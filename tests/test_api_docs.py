@@ -1,18 +1,16 @@
 """docs/api.md: every public name has its place there, with the signature of the code, and the examples run."""
 
-import ast
 import inspect
 import re
-from pathlib import Path
 
 import pytest
 
+import docpages
 import fastckpt
 from fastckpt import data
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
-pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the pages are not part of an sdist")
-TEXT = PAGE.read_text() if PAGE.exists() else ""
+pytestmark = docpages.needed
+TEXT = docpages.text_of("api.md")
 FLAT = " ".join(TEXT.split())
 
 NAMES = [name for name in fastckpt.__all__ if name not in ("data", "stream", "__version__")]
@@ -81,15 +79,6 @@ SAYS = {
 
 def test_examples(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    examples = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
-    assert len(examples) >= 10
-    names, said = {}, {}
-    for example in examples:
-        for statement in ast.parse(example).body:
-            if isinstance(statement, ast.Expr):
-                text = ast.unparse(statement)
-                said[text] = eval(text, names)
-            else:
-                exec(compile(ast.Module([statement], []), PAGE.name, "exec"), names)
+    said = docpages.run_examples("api.md")
     for text, value in SAYS.items():
-        assert said[ast.unparse(ast.parse(text).body[0])] == value, text
+        assert said(text) == value, text

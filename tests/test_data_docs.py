@@ -1,17 +1,15 @@
 """The examples of docs/data.md: they run in their order, and give what their comments say."""
 
-import ast
-import re
 from pathlib import Path
 
 import pytest
 import torch
 
+import docpages
 import litdatacraft
 from support import same
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "data.md"
-pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the pages are not part of an sdist")
+pytestmark = docpages.needed
 
 # What the line gives -> what stands there.
 SAYS = {
@@ -44,16 +42,7 @@ def test_examples(tmp_path, monkeypatch, capsys):
     pytest.importorskip("zarr")
     monkeypatch.chdir(tmp_path)
     write_with_litdata()
-    examples = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(examples) >= 11
-    names, said = {}, {}
-    for example in examples:
-        for statement in ast.parse(example).body:
-            if isinstance(statement, ast.Expr):
-                text = ast.unparse(statement)
-                said[text] = eval(text, names)
-            else:
-                exec(compile(ast.Module([statement], []), PAGE.name, "exec"), names)
+    said = docpages.run_examples("data.md")
     for text, value in SAYS.items():
-        same(value, said[ast.unparse(ast.parse(text).body[0])])
+        same(value, said(text))
     assert "sample 5 cannot be read with 47 batches to come" in capsys.readouterr().out
