@@ -514,6 +514,14 @@ def test_what_is_no_pickle(name):
         fastckpt.scan(data[name])
 
 
+def test_an_archive_without_a_pickle():
+    data = io.BytesIO()
+    np.savez(data, a=np.ones(3))
+    report = fastckpt.scan(data.getvalue())
+    assert report.ok
+    assert "no pickle was found" in str(report)
+
+
 # -- work ---------------------------------------------------------------------------------------------------------
 
 BOMBS = {

@@ -109,6 +109,7 @@ SENTENCES = {
     "ELF": (b"\x7fELF" + bytes(50), "ELF"),
     **{f"pickle, protocol {p}": (pickle.dumps({"a": 1}, p), f"plain pickle .protocol {p}") for p in range(6)},
     "joblib": (pickle.dumps({"joblib.numpy_pickle": 1}, 4), "joblib.load"),
+    "metadata of DCP": (b"\x80\x04ctorch.distributed.checkpoint.metadata\nMetadata\n)R.", "dcp_to_torch_save"),
     "data.pkl alone": (PERSISTENT, "data.pkl of an unpacked checkpoint"),
     "pickle with an archive in it": (pickle.dumps(ZIP, 4), "plain pickle"),
     "legacy, CR LF": (legacy(2).replace(b"\n", b"\r\n"), "line ends were translated"),

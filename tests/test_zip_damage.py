@@ -94,8 +94,8 @@ BROKEN = {
     "two byteorders": (archive(twice("archive/byteorder")), "'byteorder'.*two records"),
     "two folders": (archive([*checkpoint(), *checkpoint(root="other/")]), "two checkpoints"),
     "a folder in a folder": (archive([*checkpoint(), *checkpoint(root="archive/b/")]), "two checkpoints"),
-    "two archives": (archive(checkpoint()) * 2, "two directories.*two archives in one file"),
-    "two archives of unlike size": (archive(checkpoint()) + GOOD, "begins at byte 0.*two archives in one file"),
+    "two archives": (archive(checkpoint()) * 2, "two directories.*two archives in one file.*dcp_to_torch_save"),
+    "two archives of unlike size": (archive(checkpoint()) + GOOD, "begins at byte 0.*two archives in one file.*dcp_to_torch_save"),
     "two archives, the second unlike": (GOOD + archive(checkpoint()), "two archives in one file"),
     "a broken zip64 archive in the comment": (
         archive(checkpoint(), comment=archive(checkpoint(), wide=True, locator={"disks": 2})),

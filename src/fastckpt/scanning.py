@@ -113,7 +113,7 @@ class ScanReport:
     def __str__(self) -> str:
         names = {name.qualname for pickle in self.pickles for name in pickle.names}
         verdict = {
-            KNOWN: "nothing but plain data",
+            KNOWN: "nothing but plain data" if self.pickles else "no pickle was found",
             UNKNOWN: "something that is not known",
             DANGEROUS: "DANGEROUS",
         }

@@ -9,6 +9,7 @@ import re
 import stat
 
 from . import strict_json
+from .containers.sniff import DCP_REMEDY
 from .errors import FormatError
 from .near_names import not_found
 from .selection import chooser
@@ -49,10 +50,7 @@ def no_checkpoint(folder):
     if not names:
         return "an empty folder, a checkpoint is expected"
     if ".metadata" in names:
-        return (
-            "a folder of torch.distributed.checkpoint, which is not read; torch.distributed.checkpoint.format_utils."
-            "dcp_to_torch_save makes a file of it"
-        )
+        return f"a folder of torch.distributed.checkpoint, which is not read; {DCP_REMEDY}"
     others = [name for name in names if ".safetensors" not in name]
     files = [name for name in others if name.endswith(SUFFIXES) or is_index(name)]
     if files:

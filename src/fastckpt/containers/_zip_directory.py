@@ -5,6 +5,7 @@ import numpy as np
 from .. import _zip, _zip_local
 from ..errors import FormatError, UnsupportedError
 from ..records import DEFLATED, STORED
+from ._zip_end import CUT_IT
 from ._zip_names import RecordNames
 
 # Deflate makes at most 258 bytes out of 2 bits; zlib's own documentation gives this ratio.
@@ -107,7 +108,7 @@ def second_archives(source, end, others, columns):
         yield (
             start,
             f"a ZIP archive begins at byte 0, and the one that ends at byte {end.end} begins at byte {start}: two archives in "
-            f"one file, or a damaged one with an archive inside; cut it into its parts",
+            f"one file, or a damaged one with an archive inside; {CUT_IT}",
         )
     for other in others:
         first = headers + LOCAL_NBYTES + columns[_zip.NAME_NBYTES]
@@ -116,7 +117,7 @@ def second_archives(source, end, others, columns):
             yield (
                 other.at,
                 f"there are two ZIP end records, at bytes {other.at} and {end.at}, each with a directory: "
-                f"two archives in one file, or one hidden in the other's comment; cut it into its parts",
+                f"two archives in one file, or one hidden in the other's comment; {CUT_IT}",
             )
 
 

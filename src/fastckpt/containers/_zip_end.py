@@ -5,6 +5,7 @@ from typing import NamedTuple
 from .. import _zip
 from ..errors import FormatError
 from ..importing import importing
+from .sniff import DCP_REMEDY
 
 END_NBYTES, LOCATOR_NBYTES, END_64_NBYTES, CENTRAL_NBYTES = 22, 20, 56, 46
 
@@ -75,14 +76,16 @@ def find_end(source):
     return ends[0], ends[1:], tail
 
 
+CUT_IT = f"cut it into its parts (where it is a .distcp file: {DCP_REMEDY})"
+
+
 def two_directories(end, tail):
     """The error for an end record that two directories could belong to."""
     return _error(
         tail,
         end.at,
         f"there are two directories, at byte {end.rival} (where the end record says) and right before it, "
-        f"at byte {end.directory}: two archives in one file, or one in the other's comment; "
-        f"cut it into its parts",
+        f"at byte {end.directory}: two archives in one file, or one in the other's comment; {CUT_IT}",
     )
 
 

@@ -15,6 +15,11 @@ SPLIT_MARKERS = (b"PK\7\10", b"PK00")
 
 MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle of a legacy stream is this number
 
+# What to do with a folder of torch.distributed.checkpoint, or a file of it.
+DCP_REMEDY = (
+    "torch.distributed.checkpoint.format_utils.dcp_to_torch_save makes a checkpoint of the folder"
+)
+
 HEAD_NBYTES = 1024
 # A data.pkl alone names its tensors' rebuild functions well within this.
 PICKLE_LOOK = 64 << 10
@@ -182,6 +187,8 @@ def pickle_problem(head, source):
     look = bytes(source.read(0, min(source.nbytes, PICKLE_LOOK)))
     if b"joblib" in look:
         return f"a pickle ({protocol}) written by joblib, not a checkpoint; joblib.load reads it"
+    if b"torch.distributed.checkpoint" in look:
+        return f"the .metadata of a torch.distributed.checkpoint folder, not a checkpoint; {DCP_REMEDY}"
     if b"storage" in look and b"torch" in look and b"_load_from_bytes" not in look:
         return (
             f"a bare pickle ({protocol}) that refers to tensor storages: the data.pkl of an unpacked checkpoint; "
