@@ -9,7 +9,7 @@ import numpy as np
 
 from fastckpt.data import Reader
 
-TIMEOUT = 60  # seconds; nothing waits as long unless it hangs
+TIMEOUT = 300  # seconds; nothing waits as long unless it hangs
 
 
 class Numbers(Reader):

@@ -813,7 +813,7 @@ def test_processes(path, method, monkeypatch):
         children = [context.Process(target=read_in_child, args=(ckpt, queue)) for _ in range(2)]
         for child in children:
             child.start()
-        results = [queue.get(timeout=60) for _ in children]
+        results = [queue.get(timeout=300) for _ in children]
         for child in children:
             child.join(60)
             assert child.exitcode == 0

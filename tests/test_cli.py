@@ -67,7 +67,7 @@ def command(*arguments, **options):
 
 
 def finished(process):
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     return process.returncode, out, err
 
 
@@ -434,7 +434,7 @@ def test_a_reader_that_has_enough(tmp_path):
     process.stdout.close()
     with process.stderr:
         err = process.stderr.read()
-    assert process.wait(timeout=60) == 128 + signal.SIGPIPE
+    assert process.wait(timeout=300) == 128 + signal.SIGPIPE
     assert err == ""
 
 

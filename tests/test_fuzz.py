@@ -253,7 +253,8 @@ def test_a_worker_that_dies_is_a_finding(kind, tmp_path, monkeypatch):
 
     mutator = Mutator(0, SEEDS[:1])
     monkeypatch.setattr(fastckpt, "load", planted)
-    monkeypatch.setattr(worker, "HANG_SECONDS", 1)
+    if kind == "hang":  # a crash is to be found long before
+        monkeypatch.setattr(worker, "HANG_SECONDS", 5)
     campaign = Campaign(mutator, Findings(tmp_path))
     campaign.run(jobs=1, minutes=1, most=3)
     assert campaign.mutants == 3

@@ -145,7 +145,7 @@ def test_data_loader(below, tmp_path, monkeypatch):
     torch.save({"a": torch.arange(6.0)}, path)
     torch.ones(1 << 20).sum()  # a pool of torch's own, in this process
     loader = torch.utils.data.DataLoader(
-        Samples(path), batch_size=2, num_workers=2, multiprocessing_context="fork", timeout=60
+        Samples(path), batch_size=2, num_workers=2, multiprocessing_context="fork", timeout=300
     )
     assert torch.cat(list(loader)).tolist() == [0, 2, 4, 6, 8, 10]
 
@@ -158,7 +158,7 @@ def test_spawned_process(tmp_path):
     queue = context.Queue()
     process = context.Process(target=in_worker, args=(str(path), queue))
     process.start()
-    assert queue.get(timeout=120) == 15
+    assert queue.get(timeout=300) == 15
     process.join()
 
 
@@ -199,7 +199,7 @@ def run_python(*parts, arguments):
         [sys.executable, "-c", "".join(parts), *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
 

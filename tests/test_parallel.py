@@ -158,7 +158,7 @@ def test_fork(how, tmp_path):
         [sys.executable, "-W", "ignore", "-c", code, str(path)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -455,7 +455,7 @@ def test_a_tensor_is_there_before_the_next_is_sent():
         for size in (step, block, block, block, block):
             os.write(writing, data[sent : sent + size])
             sent += size
-            assert arrived.acquire(timeout=10)
+            assert arrived.acquire(timeout=300)
         thread_done.set()
 
     arrived = threading.Semaphore(0)

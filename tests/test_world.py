@@ -234,7 +234,7 @@ def test_ctrl_c(path, threads):
         assert child.stdout.readline() == "ready\n"
         threading.Event().wait(randomness.uniform(0, 0.05))
         child.send_signal(signal.SIGINT)
-        _, errors = child.communicate(timeout=120)
+        _, errors = child.communicate(timeout=300)
         assert child.returncode == -signal.SIGINT, errors
         assert errors.rstrip().endswith("KeyboardInterrupt"), errors
         assert "Fatal" not in errors
@@ -281,7 +281,7 @@ def test_shutdown_while_loading(path, how):
     """
     for delay in (0, 0.003, 0.02):
         child = run_python(textwrap.dedent(code) + textwrap.dedent(SHUTDOWNS[how]), path, delay)
-        _, errors = child.communicate(timeout=120)
+        _, errors = child.communicate(timeout=300)
         assert (child.returncode, errors) == (0, "")
 
 
