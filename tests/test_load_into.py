@@ -216,14 +216,47 @@ def test_not_strict():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "touched"), [(torch.float32, "a, b"), (torch.float64, "a")], ids=["straight", "cast"]
+    ("dtype", "chunk", "touched"),
+    [
+        (torch.float32, 8 << 20, "a, b"),
+        (torch.float64, 8 << 20, "nothing"),
+        (torch.float64, 250, "a"),
+    ],
+    ids=["straight", "cast together", "cast singly"],
 )
-def test_checksums(dtype, touched):
+def test_checksums(dtype, chunk, touched, monkeypatch):
+    monkeypatch.setattr("fastckpt.filling.CHUNK", chunk)
     data = with_damage(saved({"a": torch.ones(50), "b": torch.ones(60)}), "data/1")
     target = {"a": torch.zeros(50, dtype=dtype), "b": torch.zeros(60, dtype=dtype)}
     with pytest.raises(fastckpt.ChecksumError, match=rf"data/1.*overwritten already: {touched}$"):
         fastckpt.load_into(target, data)
     fastckpt.load_into(target, data, verify=False)
+
+
+TOGETHER = {
+    "chunk": (1 << 20, 4096),
+    "few": (1 << 20, 3),
+    "little": (4000, 4096),
+    "none": (1, 4096),
+}
+
+
+@pytest.mark.parametrize(("chunk", "most"), TOGETHER.values(), ids=TOGETHER)
+def test_small_ones_that_are_cast_are_read_together(chunk, most, monkeypatch):
+    """Whatever fits into a group: views of one storage, tied tensors, empty ones, large ones and other layouts among them."""
+    monkeypatch.setattr("fastckpt.filling.CHUNK", chunk)
+    monkeypatch.setattr("fastckpt.filling.MOST_TOGETHER", most)
+    base = torch.arange(2000.0)
+    state = {f"view {i}": base[i * 100 : i * 100 + 90] for i in range(8)}
+    state |= {f"own {i}": torch.full((3, i), float(i)) for i in range(8)}
+    state["tied"], state["across"] = state["own 7"], base[:600].view(20, 30).T
+    state |= {"large": torch.arange(4000.0).view(40, 100), "sparse": torch.eye(5).to_sparse()}
+    state |= {f"last {i}": torch.full((), float(i)) for i in range(5)}
+    target = {name: torch.zeros(value.shape, dtype=torch.float64) for name, value in state.items()}
+    target["sparse"] = torch.zeros(5, 5).to_sparse()
+    fastckpt.load_into(target, saved(state))
+    for name, value in state.items():
+        assert torch.equal(value.to_dense().double(), target[name].to_dense()), name
 
 
 def test_checksums_of_what_goes_through_in_chunks(monkeypatch):

@@ -174,9 +174,18 @@ def mixed():
     }
 
 
+ROOMS = {"made ahead": 4 << 20, "some ahead": 400, "in pieces": 0}
+
+
+@pytest.fixture(params=ROOMS.values(), ids=ROOMS)
+def room(request, monkeypatch):
+    """How many small blocks are made before anything is written."""
+    monkeypatch.setattr("fastckpt.blocks.SMALL_ROOM_NBYTES", request.param)
+
+
 @pytest.mark.parametrize("views", ["whole", "compact"])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_dtype(dtype, views):
+def test_dtype(dtype, views, room):
     obj = mixed()
     data = written(obj, dtype=dtype, views=views)
     assert zipfile.ZipFile(io.BytesIO(data)).testzip() is None
@@ -195,6 +204,22 @@ def test_dtype(dtype, views):
     assert again["parameter"].requires_grad
 
 
+def test_small_blocks(room, tmp_path):
+    """Aligned, whatever stands between them, and none of them larger than what is left of the room."""
+    obj = [torch.full((n,), n / 2, dtype=torch.float64) for n in (*range(20), 1500, 3000, 5, 0, 7)]
+    obj += [torch.arange(n) for n in range(3)]
+    for views in ("whole", "compact"):
+        for dtype in (torch.float32, torch.float8_e4m3fn):
+            fastckpt.save(obj, tmp_path / "by position", dtype=dtype, views=views)
+            in_order = written(obj, dtype=dtype, views=views)
+            for data in ((tmp_path / "by position").read_bytes(), in_order):
+                assert zipfile.ZipFile(io.BytesIO(data)).testzip() is None
+                for expected, found in zip(obj, torch_loads(data), strict=True):
+                    expected = expected.to(dtype) if expected.is_floating_point() else expected
+                    assert expected.dtype == found.dtype
+                    assert torch.equal(expected.double(), found.double())
+
+
 def test_dtype_in_pieces(monkeypatch):
     from fastckpt import blocks
 
@@ -205,7 +230,7 @@ def test_dtype_in_pieces(monkeypatch):
 
 @pytest.mark.parametrize("views", ["whole", "compact"])
 @pytest.mark.parametrize("stage", [24, 1000], ids=["3 elements", "125 elements"])
-def test_many_ranges_in_pieces(monkeypatch, stage, views):
+def test_many_ranges_in_pieces(monkeypatch, stage, views, room):
     """Ranges that fit into a stage together, just not, and not at all."""
     from fastckpt import blocks
 

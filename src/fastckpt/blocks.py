@@ -9,6 +9,8 @@ from .needs_torch import torch
 
 # What is staged at a time.
 STAGE_NBYTES = 8 << 20
+# Blocks up to this size are made together, so that they can be written together, in so much room.
+SMALL_NBYTES, SMALL_ROOM_NBYTES, ALIGNMENT = 16 << 10, 4 << 20, 16
 # torch copies on one thread, the caller's, what has fewer elements than 32,768 (GRAIN_SIZE in ATen/TensorIterator.h).
 SERIAL_NUMEL = 1 << 14
 
@@ -38,17 +40,26 @@ class Block:
         if address is not None and self.cast_to is None:
             self.extents = [(address + a * size, (b - a) * size) for a, b in self.ranges]
 
-    def staged(self):
-        """The bytes of any block in pieces: yields uint8 arrays, each of which overwrites the one before."""
+    def elements(self):
+        """(the storage as a tensor, the ranges of it that are to be copied, the dtype that they get)."""
         dtype, ranges = self.dtype, self.ranges
         if self.cast_to is None:  # as they are: not every dtype can be copied
             size = dtype.itemsize
             whole = [(0, self.nbytes)]
             ranges = whole if ranges is None else [(a * size, b * size) for a, b in ranges]
             dtype = torch.uint8
-        to = self.cast_to or dtype
         flat = torch.empty(0, dtype=dtype, device=self.storage.device).set_(self.storage)
-        step = STAGE_NBYTES // max(dtype.itemsize, to.itemsize)
+        return flat, ranges, self.cast_to or dtype
+
+    def make(self, stage):
+        """Put all of the bytes into a uint8 tensor on the CPU, on this thread."""
+        flat, ranges, to = self.elements()
+        gather(stage.view(to), flat, ranges)
+
+    def staged(self):
+        """The bytes of any block in pieces: yields uint8 arrays, each of which overwrites the one before."""
+        flat, ranges, to = self.elements()
+        step = STAGE_NBYTES // max(flat.itemsize, to.itemsize)
         stage = torch.empty(min(step, sum([b - a for a, b in ranges])), dtype=to)
         for batch in batches(ranges, step):
             copy = functools.partial(gather, stage, flat, batch)
@@ -57,6 +68,24 @@ class Block:
             is_parallel = flat.is_cpu and any(end - start > SERIAL_NUMEL for start, end in batch)
             count = workers.apart(copy) if is_parallel else copy()
             yield stage[:count].view(torch.uint8).numpy()
+
+
+def make_small(blocks):
+    """Make the bytes of small blocks ahead, as many as there is room for.
+
+    Returns ({number of the block: address of its bytes}, what they lie in).
+    """
+    places, end = {}, 0
+    for number, block in blocks.items():
+        # Of both sizes: torch must copy it on one thread, whatever it is cast to.
+        is_small = max(block.nbytes, block.storage.nbytes()) <= SMALL_NBYTES
+        if is_small and end + block.nbytes <= SMALL_ROOM_NBYTES:
+            places[number] = end
+            end += block.nbytes + -block.nbytes % ALIGNMENT
+    room = torch.empty(end, dtype=torch.uint8, device="cpu")
+    for number, at in places.items():
+        blocks[number].make(room[at : at + blocks[number].nbytes])
+    return {number: room.data_ptr() + at for number, at in places.items()}, room
 
 
 def batches(ranges, most):

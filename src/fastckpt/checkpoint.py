@@ -284,13 +284,18 @@ class Checkpoint(Mapping[Any, LazyTensor]):
     def row_of(self, root):
         """The row of a storage's record, located; called while the source is in use."""
         row = self._rows.get(root.index)
-        if row is None:
+        return self.rows_of([root])[0] if row is None else row
+
+    def rows_of(self, roots):
+        """The rows of many storages, located together."""
+        if new := [root for root in roots if root.index not in self._rows]:
             with importing:
                 from .contents import storage_rows
 
             # By two threads at once where it happens: they find the same. A lock would stay held in a forked child.
-            row = self._rows[root.index] = int(storage_rows(self.contents, [root])[0])
-        return row
+            found = storage_rows(self.contents, new).tolist()
+            self._rows.update(zip([root.index for root in new], found, strict=True))
+        return [self._rows[root.index] for root in roots]
 
     def maps(self, row, spec):
         """Whether a part of a tensor is taken from a mapping of the file: asked for, possible, and staying there."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from ._describer import Describer
 from ._pickler import dump
-from .blocks import Block, Moves, interval, merged
+from .blocks import Block, Moves, interval, make_small, merged
 from .needs_torch import torch
 from .stand_ins import refusing
 
@@ -67,6 +67,7 @@ class Description:
 
     def __init__(self, pickled, storages):
         self.pickle, self.storages, self.blocks = pickled, storages, storages.blocks()
+        self.made = None
         self.nbytes = np.array(storages.nbytes, dtype=np.int64)
         for number, block in self.blocks.items():
             self.nbytes[number] = block.nbytes
@@ -74,6 +75,12 @@ class Description:
         self.address = np.array(here, dtype=np.int64)
         self.address[list(self.blocks)] = 0
         storages.check_unchanged()
+
+    def make_small(self):
+        """Make what is small and not in memory as it is to be written, as far as there is room; it counts as other memory then."""
+        places, self.made = make_small(self.blocks)
+        for number, address in places.items():
+            self.address[number] = address if self.blocks.pop(number).nbytes else 0
 
     def extents(self):
         """Memory that is to be written as it is: int64 columns of (number, address, nbytes), in the order of the numbers."""

@@ -6,17 +6,19 @@ from typing import NamedTuple
 import numpy as np
 
 from ._crc32 import crc32
-from .dtypes import DTYPES
 from .errors import ChecksumError
 from .lazy import LazyTensor
 from .materialize import fill, mismatch
 from .needs_torch import torch
 from .plan import root_of
 from .records import NO_CRC, STORED, Records
+from .torch_tensors import DTYPE_OF
 
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.nn.Parameter))
 # Memory that a tensor passes through on its way, where it cannot be read straight into its place.
 CHUNK = 8 << 20
+# Tensors that are made at a time: each takes half a KiB beside its bytes.
+MOST_TOGETHER = 4096
 
 
 class Copy(NamedTuple):
@@ -70,28 +72,31 @@ class _Filling:
 
     def run(self, copies, touched):
         """Fill; ``touched`` are the names of tensors that were overwritten, to which these are added."""
-        direct = [copy for copy in copies if self.fits(copy)]
-        touched += [copy.name for copy in direct]
-        self.fill_direct([(self.part_of(copy), copy) for copy in direct])
-        for copy in copies:
-            if not self.fits(copy):
-                self.copy(copy, touched)
+        direct, others = self.divide(copies)
+        touched += [copy.name for _, copy in direct]
+        self.fill_direct(direct)
+        for group in groups_of(others):
+            if len(group) > 1:
+                self.copy_group(group, touched)
+            else:
+                self.copy(*group, touched)
 
-    def fits(self, copy):
-        """Whether the bytes in the file are those of the target, in the same order."""
-        spec = copy.lazy.spec
-        if spec is None or self.checkpoint.swapped or self.checkpoint.map_file:
-            return False
-        if not takes_bytes(copy.target, spec):
-            return False
-        row = self.checkpoint.row_of(root_of(spec.storage))
-        return self.checkpoint.contents.records.method[row] == STORED
+    def divide(self, copies):
+        """Those whose bytes in the file are the target's, in the same order, as (part of the file, copy); and all others.
 
-    def part_of(self, copy):
-        """(row of the record, first byte in it, nbytes) of a tensor."""
-        spec = copy.lazy.spec
-        start = spec.storage.offset + spec.offset * spec.itemsize
-        return self.checkpoint.row_of(root_of(spec.storage)), start, spec.nbytes
+        A part is (row of the record, first byte in it, nbytes).
+        """
+        with_spec = [(copy, copy.lazy.spec) for copy in copies]
+        with_spec = [(copy, spec) for copy, spec in with_spec if spec is not None]
+        rows = self.checkpoint.rows_of([root_of(spec.storage) for _, spec in with_spec])
+        stored = (self.checkpoint.contents.records.method[rows] == STORED).tolist()
+        in_order = not (self.checkpoint.swapped or self.checkpoint.map_file)
+        direct = {}
+        for row, is_stored, (copy, spec) in zip(rows, stored, with_spec, strict=True):
+            if in_order and is_stored and takes_bytes(copy.target, spec):
+                start = spec.storage.offset + spec.offset * spec.itemsize
+                direct[id(copy)] = (row, start, spec.nbytes), copy
+        return list(direct.values()), [copy for copy in copies if id(copy) not in direct]
 
     def fill_direct(self, copies):
         """Fill the targets of (part, copy)."""
@@ -122,10 +127,19 @@ class _Filling:
             torch.autograd.graph.increment_version(copy.target)
         self.tally.count(sum(nbytes))
 
+    def copy_group(self, copies, touched):
+        """Small ones that are read together, whole, and verified, before their targets are touched."""
+        values = self.checkpoint.read_leaves([copy.lazy.leaf for copy in copies])
+        for copy, value in zip(copies, values, strict=True):
+            copy.target.copy_(value)
+        touched += [copy.name for copy in copies]
+        self.tally.count(sum([copy.lazy.nbytes for copy in copies]))
+        self.tally.tell(0)
+
     def copy(self, copy, touched):
         """Through a chunk: another dtype, order, device or layout."""
         lazy, target = copy.lazy, copy.target
-        plain = lazy.spec is not None and type(target) in PLAIN_TENSORS
+        plain = is_plain(copy)
         chunks = list(chunks_of(lazy.shape, lazy.spec.itemsize)) if plain else []
         if len(chunks) > 1:
             touched.append(copy.name)
@@ -158,6 +172,31 @@ class _Filling:
             target[index].copy_(part)
         if ordered and actual != expected:
             raise mismatch(self.checkpoint.source, records, row, actual, expected)
+
+
+def is_plain(copy):
+    return copy.lazy.spec is not None and type(copy.target) in PLAIN_TENSORS
+
+
+def groups_of(copies):
+    """Lists of neighbours whose storages fit into a chunk together; what is too large for that, or not plain, is alone."""
+    group, roots, nbytes = [], set(), 0
+    for copy in copies:
+        root = root_of(copy.lazy.spec.storage) if is_plain(copy) else None
+        more = root.nbytes if root and root.index not in roots else 0
+        if root is None or nbytes + more > CHUNK or len(group) == MOST_TOGETHER:
+            if group:
+                yield group
+            group, roots, nbytes = [], set(), 0
+            if root is None or root.nbytes > CHUNK:
+                yield [copy]
+                continue
+            more = root.nbytes
+        group.append(copy)
+        roots.add(root.index)
+        nbytes += more
+    if group:
+        yield group
 
 
 def crowded(copies):
@@ -224,9 +263,7 @@ def takes_bytes(target, spec):
         return False
     if target.is_nested or not target.data_ptr():
         return False
-    same = (
-        str(target.dtype) == f"torch.{DTYPES[spec.dtype].name}" and target.stride() == spec.stride
-    )
+    same = target.dtype is DTYPE_OF[spec.dtype] and target.stride() == spec.stride
     plain = target.device.type == "cpu" and not (
         target.is_conj() or target.is_neg() or spec.conj or spec.neg
     )

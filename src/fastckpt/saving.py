@@ -115,6 +115,7 @@ def encoded(metadata):
 
 def write(described, destination, alignment, metadata, want_crc, threads, tell):
     """Write the archive of a Description to a Destination; how many bytes it has."""
+    described.make_small()
     archive = Archive(archive_name(destination.path), described, alignment, metadata)
     Writer(archive, destination, want_crc, threads, tell).write()
     return archive.layout.total
