@@ -7,6 +7,7 @@ it has there: ``python -m lab._vendor.NAME.build``. Needs setuptools, Cython and
 import argparse
 import os
 import shlex
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -127,7 +128,14 @@ def main(arguments=None):
         remedy = "pip install 'Cython>=3.3' setuptools"
         parser.exit(1, f"{package}: building needs {error.name}, which is missing; {remedy}\n")
     if options.list:
-        print(*(extension.name for extension in extensions(package, root)), sep="\n")
+        names = [extension.name for extension in extensions(package, root)]
+        try:
+            print(*names, sep="\n", flush=True)
+        except (
+            BrokenPipeError
+        ):  # whoever reads has enough; what is still buffered must not fail again at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            parser.exit(128 + signal.SIGPIPE)
     else:
         build(package, root, force=options.force, verbose=options.verbose)
 

@@ -146,7 +146,7 @@ class Check:
             self.add(
                 self.notes,
                 "refused_name",
-                f"the pickle names {shortened([printable(name) for name in names], 10)}, which weights_only=True refuses; scan says what they would do",
+                f"the pickle names {shortened([printable(name) for name in names], 10)}, which weights_only=True refuses; scan says what that would do",
             )
 
     def checks(self, rows):

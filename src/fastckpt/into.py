@@ -7,7 +7,7 @@ from functools import partial
 from ._spec import TensorSpec
 from .checkpoint import open as open_checkpoint
 from .filling import Copy, fill_parts
-from .near_names import suggestion
+from .near_names import in_a_row, suggestion
 from .needs_torch import torch
 from .nodes import TensorNode
 from .progress import check as check_progress
@@ -19,9 +19,10 @@ def fill_target(target, f, *, strict, prefix, rename, progress, **options):
     """What loading.load_into does; ``options`` are those of ``open``."""
     check_progress(progress)
     check_target(target)
+    check_rename(rename)
     with open_checkpoint(f, **options) as checkpoint:
-        names = named(checkpoint, prefix, rename)
-        others, metadata = {}, None
+        pairs = named(checkpoint, prefix)
+        names, others, metadata = dict(pairs), {}, None
         for part in checkpoint.parts:
             found, versions = others_of(part, prefix, names)
             others, metadata = others | found, metadata or versions
@@ -29,6 +30,10 @@ def fill_target(target, f, *, strict, prefix, rename, progress, **options):
             raise RuntimeError(
                 f"{checkpoint.name}: no name begins with prefix={prefix!r}{suggestion(prefix, map(dotted_name, checkpoint))}"
             )
+        if strict:
+            refuse_strays(rename, names | others, checkpoint.name, prefix)
+        others = renamed(others.items(), rename)
+        names = renamed([pair for pair in pairs if pair[0] in names], rename, others)
         try:
             if isinstance(target, torch.nn.Module):
                 copies, result, assign = plan_module(target, names, others, metadata, strict)
@@ -59,6 +64,29 @@ def check_target(target):
     raise TypeError(f"target is {kind!r}: a module or a dict of tensors is expected{advice}")
 
 
+def check_rename(rename):
+    """Raise TypeError for what gives no names."""
+    if (
+        rename is not None
+        and not isinstance(rename, collections.abc.Mapping)
+        and not callable(rename)
+    ):
+        raise TypeError(
+            f"rename={rename!r:.100}: a dict from names in the file to names in the target, a callable on names, or None is expected"
+        )
+
+
+def refuse_strays(rename, there, where, prefix):
+    """Raise RuntimeError for a dict that renames what the file does not have."""
+    names = rename if isinstance(rename, collections.abc.Mapping) else ()
+    if strays := [str(name) for name in names if name not in there]:
+        behind = f" behind prefix={prefix!r}" if prefix else ""
+        raise RuntimeError(
+            f"{where}: rename= has names that the file does not have{behind}: {in_a_row(strays[:10])}"
+            f"{' ...' if len(strays) > 10 else ''}{suggestion(strays[0], there)} (strict=False lets them pass)"
+        )
+
+
 def names_in(target):
     if not isinstance(target, torch.nn.Module):
         return [name for name in target if isinstance(name, str)]
@@ -87,23 +115,27 @@ def dotted_name(name):
     return name if isinstance(name, str) else dotted(name)
 
 
-def named(checkpoint, prefix, rename):
-    """{name in the target: LazyTensor}."""
+def named(checkpoint, prefix):
+    """[(name in the file without the prefix, LazyTensor)]; keys with dots in them can make two names alike."""
+    pairs = [(dotted_name(name), tensor) for name, tensor in checkpoint.items()]
+    return [(name[len(prefix) :], tensor) for name, tensor in pairs if name.startswith(prefix)]
+
+
+def renamed(pairs, rename, taken=()):
+    """{name in the target: value}, without what has none; ValueError where two have one, or one of those that are ``taken``."""
     found = {}
-    for name in checkpoint:
-        text = dotted_name(name)
-        if not text.startswith(prefix):
+    for name, value in pairs:
+        if isinstance(rename, collections.abc.Mapping):
+            name = rename.get(name, name)
+        elif rename is not None:
+            name = rename(name)
+        if name is None:
             continue
-        new = text[len(prefix) :]
-        if rename is not None:
-            new = rename(new) if callable(rename) else rename.get(new, new)
-        if new is None:
-            continue
-        if new in found:
+        if name in found or name in taken:
             raise ValueError(
-                f"two tensors of the file would be called {new!r} in the target; rename= tells them apart"
+                f"two parts of the file would be called {name!r:.200} in the target; rename= tells them apart"
             )
-        found[new] = checkpoint[name]
+        found[name] = value
     return found
 
 

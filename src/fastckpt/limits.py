@@ -1,11 +1,13 @@
 """How much work a file may cost beyond what its bytes justify."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+
+from .arguments import at_least
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds that no honest file meets; a file that does is refused with LimitError.
+    """Bounds that no honest file meets; a file that does is refused with LimitError. Each is a whole number from 0 on.
 
     key_items: how many objects may be visited, in one pickle, to hash dict keys and set members; None for a million, or
         four for each of its bytes where that is more. A tuple that holds one tuple twice, two hundred levels deep, has
@@ -31,3 +33,9 @@ class Limits:
     stream_nbytes: int | None = None
     zarr_chunks: int = 100_000
     zarr_nbytes: int = 1 << 32
+
+    def __post_init__(self):
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None or field.default is not None:
+                at_least(0, field.name, value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ._tree import substitute
@@ -138,7 +138,7 @@ def load_into(
     *,
     strict: bool = True,
     prefix: str = "",
-    rename: dict[str, str | None] | Callable[[str], str | None] | None = None,
+    rename: Mapping[str, str | None] | Callable[[str], str | None] | None = None,
     threads: int | None = None,
     verify: bool = True,
     progress: Progress | None = None,
@@ -152,12 +152,14 @@ def load_into(
     f: as for ``load``; the names in it are dotted paths.
     strict: raise where names are missing or left over; with False they are returned.
     prefix: take the names that begin with it, without it ("model." for {"model": state_dict, ...}).
-    rename: a dict or callable from names in the file (without the prefix) to names in the target; None leaves a name out.
+    rename: a dict or callable from names in the file (without the prefix) to names in the target; None leaves a name out. With
+        ``strict``, a dict has only names that are in the file.
     threads, verify, progress, limits: as for ``load``. A bad checksum raises after memory was overwritten; the error says which.
 
     Returns (missing_keys, unexpected_keys) as ``load_state_dict`` does. Peak memory beyond the target's: 16 MiB.
-    Raises RuntimeError in torch's words where names or shapes do not fit, or no name begins with the prefix, before a byte is
-    touched; TypeError for another target (of an optimizer, optimizer.load_state_dict(load(f)[...])); what ``load`` raises.
+    Raises RuntimeError in torch's words where names or shapes do not fit, no name begins with the prefix, or a dict ``rename`` has
+    names that are not there, before a byte is touched; TypeError for another target (of an optimizer,
+    optimizer.load_state_dict(load(f)[...])) or ``rename``; what ``load`` raises.
     Source: github.com/pytorch/pytorch, torch/nn/modules/module.py (load_state_dict).
     """
     with importing:
@@ -334,6 +336,10 @@ def check_options(framework, unknown, weights_only, pickle_module, map_location)
     if weights_only and pickle_module is not None:
         raise TypeError(
             "pickle_module is used with weights_only=False only; nothing else runs a pickle"
+        )
+    if not weights_only and unknown != "error":
+        raise TypeError(
+            f"unknown={unknown!r} needs weights_only=True: the pickle is run as it is otherwise"
         )
     if framework == "numpy" and (map_location not in (None, "cpu") or not weights_only):
         raise TypeError("framework='numpy' knows no map_location and no weights_only=False")

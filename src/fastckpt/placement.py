@@ -4,6 +4,7 @@ import sys
 import textwrap
 import warnings
 
+from .arguments import kind_of
 from .needs_torch import torch
 
 
@@ -29,7 +30,7 @@ class Placement:
             map_location is None or isinstance(map_location, (str, dict)) or callable(map_location)
         ):
             raise TypeError(
-                f"map_location is a {type(map_location).__name__}; None, a device, a dict or a callable is expected"
+                f"map_location is {kind_of(map_location)}; None, a device, a dict or a callable is expected"
             )
         self.map_location = map_location
         self.missing = set()  # locations that were warned about

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from .arguments import kind_of
 from .checkpoint import Checkpoint
 from .errors import FormatError
 from .importing import importing
@@ -90,7 +91,7 @@ class ShardedCheckpoint(Mapping[Any, LazyTensor]):
         root = shard.root
         if not isinstance(root, dict):
             raise self.index.error(
-                f"shard {file!r} holds a {type(root).__name__}, a dict of tensors by name is expected"
+                f"shard {file!r} holds {kind_of(root)}, a dict of tensors by name is expected"
             )
         if missing := [name for name in names if name not in root]:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""

@@ -11,6 +11,7 @@ import os
 import secrets
 from typing import TYPE_CHECKING, Any
 
+from .arguments import at_least, kind_of
 from .destination import Replacement, durable_names, naming, write_at
 from .importing import importing
 from .progress import reporting
@@ -59,15 +60,12 @@ def save_sharded(
     """
     check_options(threads, views, progress)
     alignment = int(operator.index(alignment))
-    if not hasattr(max_shard_bytes, "__index__"):
-        raise TypeError(f"max_shard_bytes={max_shard_bytes!r}: a number of bytes is expected")
-    if operator.index(max_shard_bytes) < 1:
-        raise ValueError(f"max_shard_bytes={max_shard_bytes}: at least 1 is needed")
+    max_shard_bytes = at_least(1, "max_shard_bytes", max_shard_bytes)
     if not isinstance(metadata, (dict, type(None))):
-        raise TypeError(f"metadata is a {type(metadata).__name__}: a dict is expected")
+        raise TypeError(f"metadata is {kind_of(metadata)}: a dict is expected")
     folder = os.fsdecode(folder)
     if os.path.lexists(folder) and not os.path.isdir(folder):
-        raise NotADirectoryError(errno.ENOTDIR, "is there, and a folder is expected", folder)
+        raise NotADirectoryError(errno.ENOTDIR, "a file is there, and a folder is expected", folder)
     with importing:
         from .describing import describe
 
@@ -92,13 +90,13 @@ def named_values(obj):
 
     values = obj.state_dict() if isinstance(obj, torch.nn.Module) else obj
     if not isinstance(values, dict):
-        raise TypeError(f"obj is a {type(obj).__name__}: a module or a dict of tensors is expected")
+        raise TypeError(f"obj is {kind_of(obj)}: a module or a dict of tensors is expected")
     for name, value in values.items():
         if not isinstance(name, str):
             raise TypeError(f"{name!r:.100} is a name in obj: a str is expected")
         if not isinstance(value, torch.Tensor) and not name.endswith(EXTRA_STATE):
             raise TypeError(
-                f"{name!r:.100} is a {type(value).__name__}: a tensor is expected; save takes any object"
+                f"{name!r:.100} is {kind_of(value)}: a tensor is expected; save takes any object"
             )
     return values
 

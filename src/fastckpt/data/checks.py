@@ -1,20 +1,6 @@
 """What a loader refuses: arguments that contradict each other, in torch's terms."""
 
-import operator
-
-
-def at_least(least, name, value):
-    """A whole number that is no less than ``least``."""
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None:
-        raise TypeError(f"{name}={value!r}: a whole number is expected")
-    if number < least:
-        raise ValueError(f"{name}={number}: at least {least} is needed")
-    return number
-
+from ..arguments import at_least, kind_of
 
 # Arguments of torch's DataLoader that are missing here, and what there is instead.
 THREADS = "workers are threads, there are no processes to configure"
@@ -75,7 +61,7 @@ def check_state(state, loader):
     keys = (*NUMBERS, *NUMBERS_OR_NONE, "generator")
     if not isinstance(state, dict):
         raise ValueError(
-            f"state: what state_dict() of a loader gives is expected, not a {type(state).__name__}"
+            f"state: what state_dict() of a loader gives is expected, not {kind_of(state)}"
         )
     if missing := [key for key in keys if key not in state]:
         raise ValueError(

@@ -16,10 +16,10 @@ class Dataset:
 
     device: where tensors go, last of all; None leaves them. A DataLoader moves whole batches instead of samples, in
         page-locked memory and on a stream of its own where the device is CUDA. RuntimeError for a CUDA device that is not there.
-    transform: ``sample -> sample``, on the CPU.
+    transform: ``sample -> sample``, on the CPU. A note on what it raises says which sample it was, ``error.__notes__``.
     validate: whether each sample has the form of sample 0, which is read once for that: fields, types, dtypes and numbers of
-        axes, not sizes. A callable ``sample -> None`` is called besides, and raises for a sample that it refuses. Checks come
-        before the transform. A sample of another form is a ValueError that names its index.
+        axes, not sizes. A callable is called with each sample besides, and raises for one that it refuses, or gives False (what is
+        false; None is not). Checks come before the transform. A sample of another form, or refused, is a ValueError that names its index.
     skip_validation: leave out all checks, whatever ``validate`` says: for a store that was checked when it was written.
 
     ``read_many`` and ``read_batch`` give what ``dataset[i]`` gives before it goes to the device.
@@ -31,7 +31,7 @@ class Dataset:
         *,
         device: Any = None,
         transform: Callable[[Any], Any] | None = None,
-        validate: bool | Callable[[Any], None] = True,
+        validate: bool | Callable[[Any], Any] = True,
         skip_validation: bool = False,
     ):
         if not isinstance(reader, Reader):
@@ -42,6 +42,8 @@ class Dataset:
             )
         if not isinstance(validate, bool) and not callable(validate):
             raise TypeError(f"validate={validate!r}: True, False or a callable is expected")
+        if transform is not None and not callable(transform):
+            raise TypeError(f"transform={transform!r:.100}: a callable, or None, is expected")
         self.reader, self.transform = reader, transform
         self.device, self._transfer = device, Transfer(device)
         self._compares = bool(validate) and not skip_validation
@@ -68,7 +70,8 @@ class Dataset:
 
     def read_many(self, indices: Iterable[int]) -> list[Any]:
         """Samples in the order that is asked for, checked and transformed."""
-        indices = indices if hasattr(indices, "__len__") else list(indices)
+        if not hasattr(indices, "__len__") and isinstance(indices, Iterable):
+            indices = list(indices)
         return self.prepare(self.reader.read_many(indices), indices)
 
     def read_batch(self, indices: Iterable[int]) -> Any:
@@ -83,7 +86,10 @@ class Dataset:
             expected = self._form("sample")
             for index, sample in zip(indices, samples, strict=True):
                 self._compare(expected, sample, index)
-        return samples if self.transform is None else [self.transform(s) for s in samples]
+        if self.transform is None:
+            return samples
+        pairs = zip(indices, samples, strict=True)
+        return [self._called("transform", self.transform, *pair) for pair in pairs]
 
     def check_batch(self, batch: Any) -> Any:
         """A batch that the reader stacked, if it has the form of sample 0."""
@@ -105,7 +111,19 @@ class Dataset:
                 f"{self.reader!r}: sample {int(index)} does not have the form of sample 0: {said} (validate=False does not look)"
             )
         if self._check is not None:
-            self._check(sample)
+            said = self._called("validate", self._check, index, sample)
+            if said is not None and not said:
+                raise ValueError(
+                    f"{self.reader!r}: validate= gave {said!r:.100} for sample {int(index)}"
+                )
+
+    def _called(self, name, function, index, sample):
+        """What a function of the caller's gives; an error of its own keeps its type, and says of which sample it is."""
+        try:
+            return function(sample)
+        except Exception as error:
+            error.add_note(f"in {name}= of sample {int(index)} of {self.reader!r}")
+            raise
 
     @property
     def closed(self) -> bool:

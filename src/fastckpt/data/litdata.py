@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
+from ..arguments import at_least, kind_of
 from . import _litdata as native
 from ._litdata_batch import Batch
 from ._litdata_layout import BYTES, CALL, TEXT, Layout, unflatten
@@ -45,7 +46,8 @@ class LitDataReader(Reader):
     or decrypted.
 
     Raises FormatError for what is no such data set or damaged, UnsupportedError for what is not read here, UnsafePickleError for
-    pickles, ModuleNotFoundError that names the extra where a library is missing (zstandard, cryptography, pyarrow), OSError.
+    pickles, ModuleNotFoundError that names the extra where a library is missing (zstandard, cryptography, pyarrow), OSError; TypeError
+    and ValueError for arguments, also for a key where nothing is encrypted.
     Reading raises them too: a chunk is looked at when a sample of it is wanted. An item that is not as the index says is a
     FormatError, and hides no other item.
     """
@@ -53,7 +55,7 @@ class LitDataReader(Reader):
     def __init__(
         self,
         path: str | os.PathLike[str],
-        mmap: bool | set[int] | frozenset[int] | tuple[int, ...] = False,
+        mmap: bool | Iterable[int] = False,
         *,
         framework: str = "torch",
         key: bytes | str | None = None,
@@ -66,8 +68,12 @@ class LitDataReader(Reader):
             raise ValueError(f"framework={framework!r} is neither 'torch' nor 'numpy'")
         self.framework = framework
         self._folder = os.path.abspath(os.fsdecode(path))
+        cache_nbytes = at_least(0, "cache_nbytes", cache_nbytes)
         index = read_index(
-            self._folder, decoders=decoders or {}, types=types or {}, allow_pickle=allow_pickle
+            self._folder,
+            decoders=callables("decoders", decoders),
+            types=callables("types", types),
+            allow_pickle=allow_pickle,
         )
         elements = Elements(framework)
         self._layout = Layout(
@@ -82,7 +88,7 @@ class LitDataReader(Reader):
         self._chunks = Chunks(
             self._folder,
             index,
-            mapped=range(len(index.chunks)) if mmap is True else frozenset(mmap or ()),
+            mapped=chunks_to_map(mmap, len(index.chunks)),
             inflate=Zstd() if index.compression else None,
             decrypt=self._decrypt(index, key),
             cache_nbytes=cache_nbytes,
@@ -91,7 +97,13 @@ class LitDataReader(Reader):
 
     @staticmethod
     def _decrypt(index, key):
+        if not isinstance(key, (bytes, str, type(None))):
+            raise TypeError(f"key: what fernet_key() gives is expected, not {kind_of(key)}")
         if index.encryption is None:
+            if (
+                key is not None
+            ):  # whoever gives one counts on data that only its owner can have written
+                raise ValueError(f"{index.path}: the data set is not encrypted, and key= is given")
             return None
         if key is None:
             raise ValueError(
@@ -183,3 +195,24 @@ class LitDataReader(Reader):
 
     def _close(self):
         self._cache.clear()
+
+
+def chunks_to_map(mmap, count):
+    """The numbers that ``mmap`` means, of so many chunks."""
+    if isinstance(mmap, bool):
+        return range(count if mmap else 0)
+    if isinstance(mmap, (str, bytes)) or not isinstance(mmap, Iterable):
+        raise TypeError(f"mmap={mmap!r:.100}: True, False, or numbers of chunks are expected")
+    numbers = frozenset([at_least(0, "mmap: chunk", number) for number in mmap])
+    if numbers and max(numbers) >= count:
+        raise ValueError(f"mmap: chunk {max(numbers)} is asked for, and there are {count}")
+    return numbers
+
+
+def callables(name, given):
+    """A dict of callables, as a caller has given it; none for None."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(map(callable, given.values())):
+        raise TypeError(f"{name}={given!r:.100}: a dict of names to callables is expected")
+    return given

@@ -8,7 +8,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Never
 
-from .checks import at_least, check_samplers, check_state, refuse_others
+from ..arguments import at_least
+from .checks import check_samplers, check_state, refuse_others
 from .dataset import Dataset
 from .device import Transfer
 from .fetch import Fetch, Outcome

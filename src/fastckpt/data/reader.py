@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import kind_of
 from ..errors import short
 from ._positions import resolve
 from .collate import collate
@@ -218,6 +219,10 @@ def first_outside(indices, length):
 def as_column(indices, where):
     """Whole numbers of any kind as a column; TypeError, which begins with ``where``, for what is none."""
     if not hasattr(indices, "__array__"):
+        if not hasattr(indices, "__iter__") and not hasattr(indices, "__getitem__"):
+            raise TypeError(
+                f"{where!r}: indices are whole numbers in a list, a range or one axis, not {kind_of(indices)}"
+            )
         indices = range_column(indices) if isinstance(indices, range) else list(indices)
     column = np.asarray(indices)
     if column.ndim == 1 and not column.size:
