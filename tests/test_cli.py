@@ -98,6 +98,13 @@ def test_ls_says_where_tensors_are(run, model):
     assert by_name["n"]["shape"] == []
 
 
+def test_ls_tells_names_apart(run, tmp_path):
+    path = tmp_path / "alike.pt"
+    torch.save({"a": {"b": torch.ones(1)}, "a.b": torch.ones(2)}, path)
+    rows = json.loads(run("ls", "--json", path)[1])
+    assert [row["name"] for row in rows] == ["('a', 'b')", "('a.b',)"]
+
+
 @pytest.mark.parametrize("name", ["quantized_by_channel", "sparse_coo_hybrid", "deflated", "meta"])
 def test_ls_of_what_has_no_one_place(run, name):
     path = Path(__file__).parent.parent / "fixtures" / "zip" / f"{name}.pt"

@@ -62,6 +62,24 @@ class TestDataset:
         assert type(found[2]) is ArithmeticError
         assert drain(iter(DataLoader(Dataset(Stacked(4), validate=check, skip_validation=True))))
 
+    @pytest.mark.parametrize("answer", [False, torch.tensor(False), 0], ids=repr)
+    def test_a_check_that_says_no(self, answer):
+        dataset = Dataset(Stacked(4), validate=lambda sample: sample["x"] != 2 or answer)
+        assert dataset.read_many([0, -1])
+        with pytest.raises(ValueError, match=r"validate= gave .* for sample 2"):
+            dataset.read_many([1, 2])
+
+    @pytest.mark.parametrize("name", ["transform", "validate"])
+    @pytest.mark.parametrize("workers", [0, 1])
+    def test_an_error_says_of_which_sample_it_is(self, name, workers):
+        def bad(sample):
+            return 1 / (int(sample["x"]) - 2)
+
+        loader = DataLoader(Dataset(Stacked(4), **{name: bad}), 4, num_workers=workers)
+        with pytest.raises(ZeroDivisionError) as caught:
+            next(iter(loader))
+        assert caught.value.__notes__[0].startswith(f"in {name}= of sample 2 of <Stacked")
+
     def test_stacked_batches_are_checked_as_a_whole(self):
         class Drifts(Stacked):
             def _read_batch(self, positions):
@@ -120,6 +138,8 @@ class TestDataset:
             Dataset([1, 2])
         with pytest.raises(TypeError, match="validate=3"):
             Dataset(Numbers(1), validate=3)
+        with pytest.raises(TypeError, match="transform=3"):
+            Dataset(Numbers(1), transform=3)
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")

@@ -385,6 +385,30 @@ def test_a_missing_library_is_named_with_its_extra(tmp_path, monkeypatch, module
         LitDataReader(path, **key_for(envelope))
 
 
+# Arguments that cannot be meant, for a data set of two chunks.
+WRONG = {
+    "mmap": ({"mmap": "x"}, TypeError, "mmap='x': True, False, or numbers of chunks"),
+    "mmap of a number": ({"mmap": 1}, TypeError, "mmap=1: True, False, or numbers of chunks"),
+    "mmap of names": ({"mmap": ["a"]}, TypeError, "mmap: chunk='a': a whole number"),
+    "mmap from the end": ({"mmap": {-1}}, ValueError, "mmap: chunk=-1: at least 0"),
+    "mmap of what is not there": ({"mmap": [0, 2]}, ValueError, "mmap: chunk 2 is asked for, and there are 2"),
+    "decoders": ({"decoders": {"jpeg": 3}}, TypeError, "decoders=.*a dict of names to callables"),
+    "types": ({"types": "x"}, TypeError, "types='x': a dict of names to callables"),
+    "cache": ({"cache_nbytes": "a"}, TypeError, "cache_nbytes='a': a whole number"),
+    "less than no cache": ({"cache_nbytes": -1}, ValueError, "cache_nbytes=-1: at least 0"),
+    "key": ({"key": 5}, TypeError, r"key: what fernet_key\(\) gives is expected, not an int"),
+    "key of plain data": ({"key": craft.KEY}, ValueError, "is not encrypted, and key= is given"),
+    "framework": ({"framework": "jax"}, ValueError, "framework='jax'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "error", "words"), WRONG.values(), ids=WRONG)
+def test_wrong_arguments(tmp_path, options, error, words):
+    path = craft.write(tmp_path / "set", ["int"], [None], [[1], [2]], chunk=1)
+    with pytest.raises(error, match=words):
+        LitDataReader(path, **options)
+
+
 def test_keys(tmp_path):
     pytest.importorskip("cryptography")
     path = craft.write(tmp_path / "set", ["int"], [None], [[1]], envelope="fernet-sample")

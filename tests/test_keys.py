@@ -140,6 +140,11 @@ NOWHERE = {
     "pattern of another model": ("transformer.*", "there are: model.encoder.weight, model.decoder.bias, epoch"),
     "a typing error": (["model.encodr.weight"], "not in the checkpoint: model.encodr.weight; near it: model.encoder.weight"),
     "in other case": ("model.Encoder.weight", "near it: model.encoder.weight"),
+    "a container": (["model"], r"'model' is a container, of 'model\.encoder\.weight' .*use 'model\.\*'"),
+    "a container as a pattern": ("model", r"'model' is a container, of 'model\.encoder\.weight' .*use 'model\.\*'"),
+    "a typing error in a pattern": ("modle.*", "matches keys='modle.*'; near it: model.encoder.weight"),
+    "at the end of a pattern": ("*.bais", r"; near it: model\.decoder\.bias"),
+    "within a pattern": ("model.encodr.*", r"; near it: model\.encoder\.weight"),
     "a name without its prefix": (["decoder.bias"], "near it: model.decoder.bias"),
 }  # fmt: skip
 

@@ -124,6 +124,30 @@ def test_names():
     assert target["A"].sum() == 2
     with pytest.raises(ValueError, match="would be called 'x'"):
         fastckpt.load_into({"x": torch.zeros(2)}, data, prefix="model.", rename=lambda name: "x")
+    everything = {"epoch": None, "model.module.a": "a", "model.module.b": None}
+    fastckpt.load_into({"a": torch.zeros(2)}, data, rename=everything)
+    result = fastckpt.load_into(target, data, rename={"typo": "A"}, strict=False)
+    assert result.missing_keys == ["A"]
+
+
+@pytest.mark.parametrize("rename", ["x", 3, ["w"]])
+def test_what_gives_no_names(rename):
+    with pytest.raises(TypeError, match=r"rename=.*a dict .* a callable"):
+        fastckpt.load_into({"w": torch.zeros(2)}, saved({"w": torch.ones(2)}), rename=rename)
+
+
+def test_extra_state_is_renamed_too():
+    class Counts(torch.nn.Module):
+        def get_extra_state(self):
+            return {"count": torch.ones(1) * getattr(self, "count", 0)}
+
+        def set_extra_state(self, state):
+            self.count = int(state["count"])
+
+    module, new = Counts(), torch.nn.ModuleDict({"new": Counts()})
+    module.count = 5
+    fastckpt.load_into(new, saved(module.state_dict()), rename=lambda name: f"new.{name}")
+    assert new["new"].count == 5
 
 
 # Names in the file, names of the target, options, and what is advised.
@@ -133,6 +157,8 @@ ADVICE = {
     "a prefix in the target": ({"w": 2, "b": 2}, ["module.w", "module.b"], {}, r"rename=lambda name: 'module\.' \+ name"),
     "a prefix that nothing has": ({"model.w": 2}, ["w"], {"prefix": "modle."}, r"no name begins with prefix='modle\.'; near it: model\.w"),
     "the same, not strict": ({"w": 2}, ["w"], {"prefix": "x.", "strict": False}, r"no name begins with prefix='x\.'"),
+    "rename of nothing": ({"weight": 2}, ["weight"], {"rename": {"wieght": "w"}}, r"rename= has names .* not have: wieght; near it: weight \(strict=False"),
+    "rename with the prefix": ({"m.w": 2}, ["w"], {"prefix": "m.", "rename": {"m.w": "w"}}, r"behind prefix='m\.': m\.w; there are: w"),
 }  # fmt: skip
 
 

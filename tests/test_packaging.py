@@ -8,6 +8,7 @@ import os
 import re
 import runpy
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
@@ -249,6 +250,15 @@ def test_build_starts_without_native_modules_and_finds_its_name(unbuilt, start):
         ".".join([name, *source.relative_to(PACKAGE).with_suffix("").parts]) for source in NATIVE
     ]
     assert done.stdout.split() == modules
+
+
+def test_the_list_for_a_reader_that_has_enough():
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "wb") as pipe:
+        command = [sys.executable, "-m", f"{PACKAGE.name}.build", "--list"]
+        done = subprocess.run(command, cwd=PACKAGE.parent, stdout=pipe, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
 
 
 # Metadata

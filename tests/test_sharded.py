@@ -429,12 +429,12 @@ def test_an_index_is_no_shard(folder):
     (folder / other).write_text(json.dumps({"weight_map": {"a": INDEX, "b": other}}))
     write_index(folder, {"a": INDEX, "b": other})
     for call in (fastckpt.load, fastckpt.open):
-        with pytest.raises(fastckpt.FormatError, match="this is JSON text, not a checkpoint"):
+        with pytest.raises(fastckpt.FormatError, match="this is the index of a checkpoint"):
             call(folder)
     report = fastckpt.verify(folder)
     assert not report.ok
     assert list(report.shards) == [INDEX, other]
-    assert "this is JSON text, not a checkpoint" in str(fastckpt.scan(folder))
+    assert "this is the index of a checkpoint" in str(fastckpt.scan(folder))
 
 
 def test_no_tensors(folder):
@@ -490,7 +490,7 @@ def test_a_shard_of_something_else(obj, folder):
     torch.save(obj, folder / SECOND)
     with pytest.raises(
         fastckpt.FormatError,
-        match=f"shard '{SECOND}' holds a .*, a dict of tensors by name is expected",
+        match=f"shard '{SECOND}' holds an? .*, a dict of tensors by name is expected",
     ):
         fastckpt.load(folder)
 
@@ -617,7 +617,12 @@ def test_salvage_takes_one_file(folder, tmp_path):
 FOLDERS = {
     "nothing": ([], "an empty folder"),
     "one file": (["step.ckpt"], "such as 'step.ckpt'"),
-    "another index": (["unet.bin.index.json"], "such as 'unet.bin.index.json'"),
+    "another index": (
+        ["unet-00001-of-00002.bin", "unet.bin.index.json"],
+        "such as 'unet.bin.index.json'",
+    ),
+    "no index": ([SECOND, FIRST], f"shards, such as '{FIRST}', without {INDEX}, their index"),
+    "no index, other names": (["a-00002-of-00002.pt"], "such as 'a-00002-of-00002.pt', without"),
     "safetensors": (
         ["model-1-of-1.safetensors", "model.safetensors.index.json"],
         "safetensors.torch.load_file",

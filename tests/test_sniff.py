@@ -90,6 +90,7 @@ SENTENCES = {
     "HTML behind blanks": (b"\n\n  " + HTML, "HTML page"),
     "XML": (b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>", "XML.*AccessDenied"),
     "JSON": (b'{"error": "not found"}', "JSON.*'{\"error\": \"not found\"}'"),
+    "index of shards": (b'{"metadata": {},\n "weight_map": {"a": "b.bin"}}', "the index of a checkpoint in several files"),
     "text": (b"hello, world\n", "plain text.*hello, world"),
     "text, long": (b"lorem ipsum " * 1000, "plain text"),
     "text, UTF-8 across the look": ("ж".encode() * 5000, "plain text"),

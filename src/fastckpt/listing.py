@@ -6,6 +6,7 @@ from .errors import CheckpointError
 from .lazy import core_of
 from .plan import root_of, with_bytes
 from .records import STORED
+from .selection import spelled
 from .terminal import printable
 
 NUMBERS = ("nbytes", "offset")
@@ -15,6 +16,7 @@ COLUMNS = ("name", "dtype", "shape", "nbytes", "offset")
 def tensor_rows(checkpoint):
     """A dict for each tensor: name, kind, dtype, shape, nbytes, and the ``offset`` in the file where its first element is.
 
+    Where keys with dots make two names alike, the name is the tuple of keys, as text, which ``checkpoint[...]`` takes.
     ``offset`` is None where there is no such place: for other layouts, deflated records, and tensors without bytes. ``file`` is
     the shard that a tensor is in, where there are several.
     """
@@ -25,7 +27,7 @@ def tensor_rows(checkpoint):
         shape, part = tensor.shape, id(tensor.checkpoint)
         rows.append(
             {
-                "name": name if isinstance(name, str) else ".".join(map(str, name)),
+                "name": name if isinstance(name, str) else spelled(name),
                 "kind": tensor.kind,
                 "dtype": tensor.dtype,
                 "shape": None if shape is None else list(shape),

@@ -9,6 +9,13 @@ MOST, LONGEST = 3, 200  # names that are shown, characters of each
 
 def not_found(asked, names, *, pattern=False):
     """The KeyError for names, or a glob pattern, that nothing has; ``names`` are those that there are."""
+    first = asked if pattern else asked[0]
+    inside = next((name for name in names if name.startswith(f"{first}.")), None)
+    if inside is not None:
+        first = f"{first:.{LONGEST}}"
+        return KeyError(
+            f"{first!r} is a container, of {inside!r:.{LONGEST}} for example; use '{first}.*'"
+        )
     if pattern:
         what = f"no name in the checkpoint matches keys={asked!r:.{LONGEST}}"
         return KeyError(f"{what}{suggestion(asked, names)}")
@@ -34,7 +41,7 @@ def in_a_row(names):
 
 
 def near(asked, names):
-    """Up to three names that end like it, as where a prefix was left out, or that are spelled much alike."""
+    """Up to three names that end like it, as where a prefix was left out, or that are spelled much alike, or begin or end so."""
     bare = asked.strip("*.?")[:LONGEST]
     if not bare:
         return []
@@ -43,4 +50,17 @@ def near(asked, names):
     if not found:
         some = [name for name in names[:LOOK] if len(name) <= LONGEST]
         found = difflib.get_close_matches(bare, some, MOST)
+        if not found:
+            pieces = first_of_pieces(some, 1 + bare.count("."))
+            found = [pieces[piece] for piece in difflib.get_close_matches(bare, pieces, MOST)]
+    return list(dict.fromkeys(found))
+
+
+def first_of_pieces(names, count):
+    """{so many keys that a name begins or ends with: the first such name}."""
+    found = {}
+    for name in names:
+        keys = name.split(".")
+        for piece in (keys[:count], keys[-count:]):
+            found.setdefault(".".join(piece), name)
     return found

@@ -91,11 +91,6 @@ def prune(root, keys):
     except RecursionError:
         raise LimitError("the object nests too deep for keys=; load it whole") from None
     if missing := [name for name in pruning.listed if name not in pruning.found]:
-        inside = next((name for name in pruning.found if name.startswith(f"{missing[0]}.")), None)
-        if inside is not None:
-            raise KeyError(
-                f"{missing[0]!r} is a container, of {inside!r} for example; use '{missing[0]}.*'"
-            )
         raise not_found(missing, pruning.found)
     if isinstance(keys, str) and pruning.found and not pruning.chose:
         raise not_found(keys, pruning.found, pattern=True)

@@ -23,6 +23,8 @@ INDEX_NAME = re.compile(r".*\.index(\.[^.]+)?\.json")
 # What save_sharded calls its shards, and one set of them, in the index as well as in each shard.
 SHARD = "pytorch_model-{:05d}-of-{:05d}.bin"
 SHARD_NAME = re.compile(r"pytorch_model-\d{5}-of-\d{5}\.bin")
+# Which of how many, in the names that others give to theirs.
+OF_MANY = re.compile(r"-\d{5}-of-\d{5}\.")
 SAVE_ID = "save_id"
 
 
@@ -53,8 +55,15 @@ def no_checkpoint(folder):
         return f"a folder of torch.distributed.checkpoint, which is not read; {DCP_REMEDY}"
     others = [name for name in names if ".safetensors" not in name]
     files = [name for name in others if name.endswith(SUFFIXES) or is_index(name)]
+    indexes = [name for name in files if is_index(name)]
+    shards = [name for name in files if OF_MANY.search(name)]
+    if shards and not indexes:
+        return (
+            f"a folder of shards, such as {shards[0]!r}, without {INDEX}, their index, which says what is in which; fetch it again, "
+            f"or load shard by shard"
+        )
     if files:
-        return f"a folder without {SINGLE} or {INDEX}; give the path of a file in it, such as {files[0]!r}"
+        return f"a folder without {SINGLE} or {INDEX}; give the path of a file in it, such as {(indexes or files)[0]!r}"
     if len(others) < len(names):
         return "a folder of safetensors, which safetensors.torch.load_file reads, file by file"
     return (

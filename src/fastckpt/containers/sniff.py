@@ -1,6 +1,7 @@
 """Tell what a source is from its bytes, never from its name: a kind of checkpoint, or a sentence about something else."""
 
 import codecs
+import re
 
 from .. import _tar
 from ..errors import FormatError
@@ -19,6 +20,9 @@ MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle of a legacy stream is this nu
 DCP_REMEDY = (
     "torch.distributed.checkpoint.format_utils.dcp_to_torch_save makes a checkpoint of the folder"
 )
+
+# The one key that an index of shards needs, and where its dict begins.
+SHARD_INDEX = re.compile(r'"weight_map"\s*:\s*\{')
 
 HEAD_NBYTES = 1024
 # A data.pkl alone names its tensors' rebuild functions well within this.
@@ -230,6 +234,11 @@ def unknown(head, source):
         return f"this is an HTML page, not a checkpoint; open the link in a browser and download the file itself ({beginning})"
     if lower.startswith("<"):
         return f"this is XML text, not a checkpoint; often a server's error message ({beginning})"
+    if lower.startswith("{") and SHARD_INDEX.search(start):
+        return (
+            "this is the index of a checkpoint in several files, not a checkpoint itself; its path is taken in place of one, where it "
+            "ends in .index.json and the files lie beside it"
+        )
     if lower.startswith(("{", "[")):
         return f"this is JSON text, not a checkpoint; often a server's error message ({beginning})"
     return f"this is plain text, not a checkpoint ({beginning})"
