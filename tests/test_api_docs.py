@@ -71,6 +71,7 @@ SAYS = {
     'state["epoch"]': 3,
     'resume("model.pt", model, optimizer)': 4,
     "report.ok, report.rating": (True, "known"),
+    "report.ok, report.counts": (True, {"ok": 8}),
     'fastckpt.load("saved.pt")["epoch"]': 3,
     "report.kept": ("model.weight", "model.bias"),
     'fastckpt.open("small.pt").metadata': {"step": 1000},

@@ -1,5 +1,7 @@
 """Arguments that cannot be meant are refused before anything is read, in words that say what is expected."""
 
+import io
+
 import pytest
 import torch
 
@@ -22,6 +24,8 @@ REFUSED = {
         TypeError,
         "unknown='opaque' needs weights_only=True",
     ),
+    "a new file that is open": (
+        lambda: fastckpt.salvage(FILE, io.BytesIO()), TypeError, "out is a BytesIO: the path of the new file"),
     "one index for many": (lambda: Numbers(9).read_many(5), TypeError, "in a list, .*not an int"),
     "one index for a batch": (lambda: Stacked(9).read_batch(5), TypeError, "in a list, .*not an int"),
     "no index": (lambda: Numbers(9).read_many(None), TypeError, "in a list, .*not a NoneType"),

@@ -92,6 +92,8 @@ class LazyTensor(Leaf):
     covers a whole record). Attributes, sizes in elements where no unit is named: ``name``, ``shape``, ``dtype`` (text such
     as "bfloat16"), ``ndim``, ``stride``, ``storage_offset``, ``numel``, ``nbytes``, ``requires_grad``, ``kind`` ("strided",
     "parameter", "sparse_coo" ...), ``storage`` (key and nbytes of the storage it lies in).
+
+    Pickling it, as torch.save would, keeps a handle of the file and none of the values; ``save`` refuses it.
     """
 
     __slots__ = ()

@@ -68,7 +68,8 @@ def load(
     verify: compare the CRC-32 of every record that is read whole.
     threads: how many threads read; None takes what the process may use, 1 is serial.
     keys: a list of dotted names, a glob pattern or a callable on names: other leaves are absent and not read; the
-        containers around them stay. KeyError for a listed name that is not there, or a pattern that nothing matches.
+        containers around them stay, and lists and tuples close up. KeyError for a listed name that is not there, or a pattern that
+        nothing matches; a callable, or an empty list, may choose nothing.
     framework: "torch", or "numpy" for arrays without torch. bfloat16 and float8 come through ml_dtypes where that is installed,
         else as their bits in uint16 and uint8.
     pin_memory: read into page-locked memory of torch's, from which an accelerator copies fast and on its own.
@@ -150,10 +151,10 @@ def load_into(
     target: an nn.Module, whose own ``load_state_dict`` decides what goes where (its hooks run; tensors on the meta device are
         replaced by fresh ones), or a dict of tensors by name.
     f: as for ``load``; the names in it are dotted paths.
-    strict: raise where names are missing or left over; with False they are returned.
+    strict: raise where names are missing or left over, with False they are returned; and where a dict ``rename`` has names that the
+        file does not have.
     prefix: take the names that begin with it, without it ("model." for {"model": state_dict, ...}).
-    rename: a dict or callable from names in the file (without the prefix) to names in the target; None leaves a name out. With
-        ``strict``, a dict has only names that are in the file.
+    rename: a dict or callable from names in the file (without the prefix) to names in the target; None leaves a name out.
     threads, verify, progress, limits: as for ``load``. A bad checksum raises after memory was overwritten; the error says which.
 
     Returns (missing_keys, unexpected_keys) as ``load_state_dict`` does. Peak memory beyond the target's: 16 MiB.

@@ -18,6 +18,7 @@ from ._descriptor import Owned
 from ._spec import StorageRef, TensorSpec
 from ._tree import named_leaves
 from ._unpickler import PIDS_ZIP, unpickle
+from .arguments import kind_of
 from .containers import sniff
 from .containers._zip_names import BYTEORDER_RECORD, PICKLE, STORAGE_FOLDERS, is_text
 from .containers.zip_writer import (
@@ -82,6 +83,8 @@ def salvage(
     """
     check_types(progress, limits)
     check_threads(threads)
+    if not isinstance(out, (str, bytes, os.PathLike)):
+        raise TypeError(f"out is {kind_of(out)}: the path of the new file is expected")
     broken = weights_of(broken)
     if is_index(broken):
         path = os.fsdecode(broken)  # type: ignore[arg-type]  # an index is a path

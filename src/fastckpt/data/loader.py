@@ -28,8 +28,10 @@ class DataLoader:
     prefetch_depth: how many more than ``num_workers`` may be begun and not handed out. Nothing is allocated for it.
     fuse: how many consecutive batches are one read of the store. The bound above then counts reads.
     pin_memory: put tensors into page-locked memory, which needs an accelerator.
-    seed: shuffles by (seed, epoch) alone; None takes one of torch's generator where torch is loaded, else of the system.
-    generator: shuffle by a torch.Generator or numpy.random.Generator instead.
+    seed: shuffles by (seed, epoch) alone; None takes one of torch's generator where torch is loaded, else of the system. Of no
+        effect without ``shuffle``.
+    generator: shuffle by a torch.Generator or numpy.random.Generator instead. The order is not that of torch's DataLoader, which
+        draws from the generator for its processes before it shuffles; ``sampler=RandomSampler(...)`` gives one order to both.
     others: none are taken; those that torch has for its processes (timeout, prefetch_factor, persistent_workers, worker_init_fn,
         multiprocessing_context) are a TypeError that says what to do instead.
 
