@@ -15,6 +15,14 @@ def level_of_caller():
     return level
 
 
+def is_fake():
+    """Whether torch makes fake tensors: in a mode that says so, or while it traces."""
+    # Both are quick to ask for; detect_fake_mode goes through all that there is, and nearly always there is nothing.
+    if not torch._C._len_torch_dispatch_stack() and torch._guards.TracingContext.try_get() is None:
+        return False
+    return torch._guards.detect_fake_mode(None) is not None
+
+
 class Placement:
     """Where storages go: ``map_location`` as torch.load takes it, and a device that is not here is no error."""
 
@@ -34,7 +42,7 @@ class Placement:
         self.map_location = map_location
         self.missing = set()  # locations that were warned about
         # Under FakeTensorMode there is no memory: tensors say where they would be.
-        self.fake = torch._guards.detect_fake_mode(None) is not None
+        self.fake = is_fake()
 
     @property
     def reads_nothing(self):
