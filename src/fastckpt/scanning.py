@@ -97,7 +97,7 @@ class ScanReport:
 
     @property
     def ok(self) -> bool:
-        """Whether all was read, and everything that is named is known to be plain data."""
+        """Whether all was read, and everything that is named is known to be plain data (load makes not all of that)."""
         return not self.findings
 
     @property
