@@ -346,7 +346,7 @@ class PickleWalk:
             self.pickles(source, offset, offset + nbytes, name, certain=certain)
 
     def array(self, source, offset, end, name):
-        """Look at what is an array in the .npy format: one of objects is a pickle, and so may be any whose header hides it; how many."""
+        """Look at an array in the .npy format: one of objects is a pickle, and its header may hide that; how many pickles."""
         head = bytes(source.read(offset, min(end - offset, HEAD_NBYTES)))
         at = 10 if head[6:7] == b"\1" else 12  # where the header's text begins
         begin = at + int.from_bytes(head[8:at], "little")

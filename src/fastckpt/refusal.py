@@ -7,7 +7,7 @@ from .ratings import DANGEROUS, rate
 def unsafe_name(where, qualname, note="", *, scripted=False, path=None, record=None):
     """The refusal of a class or function that is not known to be plain data
 
-    ``note`` says what it is made of, where the name itself is known: no class that is allowed helps then, and scan may find nothing.
+    ``note`` says what is made of a name that is known: no class that is allowed helps then, and scan may find nothing.
     """
     reason = danger_of(qualname)
     found = "which is not known to be plain data"
