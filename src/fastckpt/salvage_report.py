@@ -36,7 +36,7 @@ class SalvageReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is lost or left behind, nothing that is kept is contradicted (all is of one save), and nothing is dangerous."""
+        """Whether nothing is lost, left behind or dangerous, and nothing that is kept is contradicted: all is of one save."""
         return not self.lost and not any(
             each.kind in (CONTRADICTION, SECOND_ARCHIVE) or each.kind.startswith(DANGEROUS)
             for each in self.findings

@@ -78,7 +78,8 @@ def salvage(
     checksum is wrong is lost; legacy and tar files have none. Of several checkpoints in a file, the first is taken: a finding.
 
     Returns a SalvageReport: ``kept`` and ``lost`` tensors by name. Raises FormatError where the object's pickle is damaged, so
-    that nothing has a name, where nothing is left, or for an archive of something else; FileExistsError, OSError, and what ``load`` raises of limits.
+    that nothing has a name, where nothing is left, or for an archive of something else; FileExistsError, OSError, and what
+    ``load`` raises of limits.
     """
     check_types(progress, limits)
     check_threads(threads)

@@ -126,7 +126,8 @@ def scan(f, *, limits: Limits | None = None) -> ScanReport | ShardedReport:
 
     f: path (str, bytes, PathLike), descriptor, bytes-like object, mmap, or seekable binary file object, of a checkpoint in any
         of its three containers or of anything else with a pickle in it: bare ones, all that stand one behind the other, those in
-        any record of an archive and in archives inside of it, arrays of objects in the .npy format. A folder with shards, or their index, gives a ShardedReport.
+        any record of an archive and in archives inside of it, arrays of objects in the .npy format.
+        A folder with shards, or their index, gives a ShardedReport.
     limits: a Limits; scan_events bounds what is listed.
 
     What is damaged or broken off is reported together with all that could be read; so is what is compressed inside of an archive,

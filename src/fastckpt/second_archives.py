@@ -12,8 +12,9 @@ from .salvage_report import SECOND_ARCHIVE
 
 def second_archive(source, at, taken):
     """The finding that another checkpoint begins at byte ``at`` than that whose pickle is at byte ``taken``."""
-    problem = f"another checkpoint begins at byte {at}, and nothing of it is kept: what is kept is of that whose pickle is at byte {taken}"
-    return Finding(SECOND_ARCHIVE, f"{source.name}: {problem}; {CUT_IT}", None, at)
+    problem = f"another checkpoint begins at byte {at}, and nothing of it is kept"
+    kept = f"what is kept is of that whose pickle is at byte {taken}"
+    return Finding(SECOND_ARCHIVE, f"{source.name}: {problem}: {kept}; {CUT_IT}", None, at)
 
 
 def checkpoint_behind(source, end):
