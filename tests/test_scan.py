@@ -395,6 +395,20 @@ def test_broken_half_way(damage):
         assert report.pickles[0].nbytes is None
 
 
+@pytest.mark.parametrize("name", ["cut off", "a packed member", "another class"])
+def test_the_headline_of_what_is_not_known(name):
+    """What was not read is no name that is not known."""
+    harmless = craft({"w": 1})
+    data, words = {
+        "cut off": (torch_file(harmless)[:-30], "not all of it could be read"),
+        "a packed member": (in_tar("x", gzip.compress(harmless)), "not all of it could be read"),
+        "another class": (craft([Call(Name("some.own Net"), ())]), "something that is not known"),
+    }[name]
+    report = fastckpt.scan(data)
+    assert (report.ok, report.rating) == (False, "unknown")
+    assert str(report).startswith(f"<bytes>: {words};")
+
+
 def test_the_rest_of_a_broken_stream():
     """A protocol version that is not known ends a load, and not a scan."""
     data = legacy_stream(GOOD, FLOATS, version=StreamCall(StreamName("os", "mkdir"), (MARKER,)))

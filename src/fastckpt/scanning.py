@@ -112,9 +112,10 @@ class ScanReport:
 
     def __str__(self) -> str:
         names = {name.qualname for pickle in self.pickles for name in pickle.names}
+        is_named = any(f.kind.startswith(UNKNOWN) for f in self.findings)
         verdict = {
             KNOWN: "nothing but plain data" if self.pickles else "no pickle was found",
-            UNKNOWN: "something that is not known",
+            UNKNOWN: "something that is not known" if is_named else "not all of it could be read",
             DANGEROUS: "DANGEROUS",
         }
         summary = f"{self.name}: {verdict[self.rating]}; {self.kind}, pickles: {len(self.pickles)}, different names: {len(names)}"

@@ -97,7 +97,7 @@ UNPACK = "unpack it first, then load what was in it"
 
 # (where, bytes, what it is, what to do), of what is to be unpacked before anything can be said of what is in it.
 PACKED = (
-    (0, b"\x1f\x8b\x08", "gzip-compressed", "unpack it first, or pass gzip.open(path)"),
+    (0, b"\x1f\x8b", "gzip-compressed", "unpack it first, or pass gzip.open(path)"),
     (0, b"BZh", "bzip2-compressed", "unpack it first, or pass bz2.open(path)"),
     (0, b"\xfd7zXZ\0", "xz-compressed", "unpack it first, or pass lzma.open(path)"),
     (0, b"\x28\xb5\x2f\xfd", "zstd-compressed", UNPACK),
