@@ -438,3 +438,54 @@ def test_a_view_that_begins_where_the_whole_does(names, tmp_path):
         {name: {"whole": there, "part": there[:2]}[name] for name in names}, tmp_path / "x.pt"
     )
     assert torch.equal(there, whole)
+
+
+# -- targets that are larger than their memory -------------------------------------------------------------------------
+
+SHRUNK = {"freed": 0, "nearly freed": 4, "an element short": 4 * 1000 + 4 * 10 - 4}
+
+
+def into_dict(target, data):
+    fastckpt.load_into({"a": torch.zeros(3), "w": target}, data)
+
+
+def into_module(target, data):
+    module = torch.nn.Module()
+    module.a, module.w = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(target)
+    fastckpt.load_into(module, data)
+
+
+def into_stream(target, data):
+    state = {"a": torch.zeros(3), "w": target}
+    fastckpt.stream.load(io.BytesIO(dumped(fastckpt.load(data))), out=state)
+
+
+def into_out(target, data):
+    with fastckpt.open(data) as checkpoint:
+        checkpoint["w"].read(out=target)
+
+
+def dumped(obj):
+    file = io.BytesIO()
+    fastckpt.stream.dump(obj, file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["straight", "cast"])
+@pytest.mark.parametrize("nbytes", SHRUNK.values(), ids=SHRUNK)
+@pytest.mark.parametrize("fill", [into_dict, into_module, into_stream, into_out])
+def test_targets_without_their_memory(fill, nbytes, dtype):
+    """torch's own functions write to it all the same."""
+    data = saved({"a": torch.ones(3), "w": torch.arange(1000, dtype=dtype)})
+    target = torch.zeros(1010)[10:]
+    target.untyped_storage().resize_(nbytes)
+    words = f"its storage was freed or resized: it has {nbytes} bytes, and the elements need 4040"
+    if fill is into_out and dtype is torch.float64:
+        words = "a tensor of torch.float32"
+    with pytest.raises((RuntimeError, ValueError), match=words):
+        fill(target, data)
+    assert target.untyped_storage().nbytes() == nbytes
+    target.untyped_storage().resize_(4040)
+    if dtype is torch.float32 or fill in (into_dict, into_module):
+        fill(target, data)
+        assert torch.equal(target, torch.arange(1000.0))

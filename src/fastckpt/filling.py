@@ -12,9 +12,8 @@ from .materialize import fill, mismatch
 from .needs_torch import torch
 from .plan import root_of
 from .records import NO_CRC, STORED, Records
-from .torch_tensors import DTYPE_OF
+from .torch_tensors import DTYPE_OF, PLAIN_TENSORS
 
-PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.nn.Parameter))
 # Memory that a tensor passes through on its way, where it cannot be read straight into its place.
 CHUNK = 8 << 20
 # Tensors that are made at a time: each takes half a KiB beside its bytes.
@@ -223,7 +222,6 @@ def crowded(copies):
 
 def extent_of(tensor):
     """(begin, end) of the memory that the elements of a tensor lie in; None where it has none that is known."""
-    # A subclass, such as a DTensor, may have its memory elsewhere, or none.
     if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided or tensor.is_nested:
         return None
     begin = tensor.data_ptr() if tensor.numel() and not tensor.is_meta else 0
@@ -259,7 +257,6 @@ def values_of(copy):
 
 def takes_bytes(target, spec):
     """Whether a tensor's memory takes the bytes of ``spec`` as they lie there, all of them and nothing else."""
-    # A subclass, such as a DTensor, may have its memory elsewhere, or none.
     if type(target) not in PLAIN_TENSORS or target.layout is not torch.strided:
         return False
     if target.is_nested or not target.data_ptr():

@@ -13,6 +13,7 @@ from .nodes import TensorNode
 from .progress import check as check_progress
 from .progress import reporting
 from .selection import dotted
+from .torch_tensors import memory_problem
 
 
 def fill_target(target, f, *, strict, prefix, rename, progress, **options):
@@ -182,6 +183,12 @@ def plan_module(module, names, others, metadata, strict):
         [],
         {},
     )  # id of a tensor on the meta device -> (it, the one that takes its place)
+    problems = [
+        f"{name} cannot be filled: {problem}."
+        for name, target in recorder.noted
+        if (problem := memory_problem(target))
+    ]
+    refuse(module, problems)
     for name, target in recorder.noted:
         if target.device.type == "meta":
             if id(target) not in fresh:
@@ -229,6 +236,16 @@ def replace(module, old, new):
                 part._buffers[name] = new
 
 
+def refuse(target, problems):
+    """Raise for what does not fit, as torch does."""
+    if problems:
+        raise RuntimeError(
+            "Error(s) in loading state_dict for {}:\n\t{}".format(
+                type(target).__name__, "\n\t".join(problems)
+            )
+        )
+
+
 def plan_dict(target, names, others, strict):
     """The same for a dict, with the same words."""
     missing = [name for name in target if name not in names]
@@ -263,12 +280,9 @@ def plan_dict(target, names, others, strict):
                 f"size mismatch for {name}: copying a param with shape {torch.Size(lazy.shape)} from checkpoint, "
                 f"the shape in current model is {tensor.shape}."
             )
+        elif problem := memory_problem(tensor):
+            problems.append(f"{name} cannot be filled: {problem}.")
         else:
             copies.append(Copy(name, lazy, tensor))
-    if problems:
-        raise RuntimeError(
-            "Error(s) in loading state_dict for {}:\n\t{}".format(
-                type(target).__name__, "\n\t".join(problems)
-            )
-        )
+    refuse(target, problems)
     return copies, torch.nn.modules.module._IncompatibleKeys(missing, unexpected), ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import warnings
@@ -195,16 +196,23 @@ class Reader:
         )
         self.alive = alive
         self.where = f"{contents.source.name}: "
-        self.allowed = {}
         self.placement = None
         if framework == "torch":
             require_torch()
             with importing:
                 from .placement import Placement
-                from .torch_bridge import allowed_globals
 
             self.placement = Placement(map_location)
-            self.allowed = allowed_globals()
+
+    @functools.cached_property
+    def allowed(self):
+        """What the user allowed beside what is known, by qualified name; asked for where something is not known."""
+        if self.framework != "torch":
+            return {}
+        with importing:
+            from .torch_bridge import allowed_globals
+
+        return allowed_globals()
 
     def load(self, keys, limits):
         """The whole object, or what ``keys`` leaves of it."""
@@ -269,8 +277,9 @@ class Reader:
         with importing:
             from .torch_bridge import TorchBridge
 
+        allowed = functools.partial(getattr, self, "allowed")
         return TorchBridge(
-            places, self.placement, allowed=self.allowed, unknown=self.unknown, where=self.where
+            places, self.placement, allowed=allowed, unknown=self.unknown, where=self.where
         )
 
     def refuse(self, unknown):

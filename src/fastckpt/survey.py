@@ -211,7 +211,7 @@ class ZipSurvey:
         local = self.local = LocalHeaders(self.source, self.directory, columns)
         names = ("FLAGS", "METHOD", "STORED", "NBYTES", "LIMIT")
         flags, method, stored, nbytes, limit = (columns[getattr(_zip, name)] for name in names)
-        for i in np.flatnonzero(unusable_rows(flags, method, stored, nbytes)):
+        for i in np.flatnonzero(unusable_rows(columns)):
             _, problem = unusable(*(int(c[i]) for c in (flags, method, stored, nbytes)))
             self._refuse(i, "unusable_entry", problem)
         for i in np.flatnonzero(~local.present):

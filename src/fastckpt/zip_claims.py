@@ -100,11 +100,10 @@ class DirectoryClaims:
         return header if header and header.name.replace("\\", "/") == name else None
 
     def _claim(self, names, columns, end):
-        flags, method, stored, nbytes, crc32, headers = (
-            columns[getattr(_zip, name)]
-            for name in ("FLAGS", "METHOD", "STORED", "NBYTES", "CRC", "HEADER")
+        method, stored, nbytes, crc32, headers = (
+            columns[getattr(_zip, name)] for name in ("METHOD", "STORED", "NBYTES", "CRC", "HEADER")
         )
-        usable = ~unusable_rows(flags, method, stored, nbytes)
+        usable = ~unusable_rows(columns)
         # Nothing is read twice, however often a directory speaks of it; local headers tell who is right.
         _zip.set_limits(columns, np.argsort(headers, kind="stable"), len(names), end.directory)
         usable &= stored <= columns[_zip.LIMIT] - headers - LOCAL_NBYTES - columns[_zip.NAME_NBYTES]
