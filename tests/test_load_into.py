@@ -9,7 +9,7 @@ import torch
 
 import fastckpt
 from overlaps import OVERLAPPING, check_overlapping
-from ziprewrite import with_damage
+from ziprewrite import rewritten, with_damage
 
 
 def saved(obj, **options):
@@ -267,6 +267,19 @@ def test_checksums_of_what_goes_through_in_chunks(monkeypatch):
     assert torch.equal(target["a"], torch.arange(600.0, dtype=torch.float64).view(20, 30))
     with pytest.raises(fastckpt.ChecksumError, match=r"overwritten already: a$"):
         fastckpt.load_into(target, with_damage(good, "data/0"))
+
+
+def test_a_record_that_does_not_inflate(monkeypatch):
+    """Other errors than those of checksums name the tensors that were overwritten, too."""
+    monkeypatch.setattr("fastckpt.filling.CHUNK", 250)
+    good = rewritten(saved({"a": torch.ones(50), "b": torch.ones(60)}), method=8)
+    name = good.index(b"archive/data/1")
+    start = name + 14 + int.from_bytes(good[name - 2 : name], "little")  # behind the extra field
+    bad = good[:start] + b"\xff" + good[start + 1 :]  # no such kind of block
+    target = {"a": torch.zeros(50), "b": torch.zeros(60)}
+    with pytest.raises(fastckpt.FormatError, match=r"data/1.*overwritten already: a$") as caught:
+        fastckpt.load_into(target, bad)
+    assert (type(caught.value), caught.value.record) == (fastckpt.FormatError, "data/1")
 
 
 def test_hooks_of_the_module_run():

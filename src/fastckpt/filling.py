@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ._crc32 import crc32
-from .errors import ChecksumError
+from .errors import CheckpointError
 from .lazy import LazyTensor
 from .materialize import fill, mismatch
 from .needs_torch import torch
@@ -44,8 +44,9 @@ def fill_parts(parts, copies, progress):
         for position in sorted(last):
             copy = copies[position]
             fillings[id(copy.lazy.checkpoint)].copy(copy, touched)
-    except ChecksumError as error:
-        raise overwritten(error, touched) from None
+    except (CheckpointError, OSError) as error:
+        say_overwritten(error, touched)
+        raise
 
 
 class _Tally:
@@ -267,12 +268,14 @@ def takes_bytes(target, spec):
     return same and plain and 0 < spec.numel == spec.extent
 
 
-def overwritten(error, names):
-    """The same error, with the tensors that were filled before it was noticed."""
+def say_overwritten(error, names):
+    """Let an error name the tensors that were filled, in part at least, before it was noticed."""
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-    where = {"path": error.path, "record": error.record, "offset": error.offset}
-    message = f"{error}; overwritten already: {shown or 'nothing'}"
-    return ChecksumError(message, expected=error.expected, actual=error.actual, **where)
+    said = f"overwritten already: {shown or 'nothing'}"
+    if isinstance(error, CheckpointError):
+        error.args = (f"{error}; {said}",)
+    else:  # of the system, which has words of its own
+        error.add_note(said)
 
 
 def is_contiguous(shape, stride):

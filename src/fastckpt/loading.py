@@ -154,7 +154,8 @@ def load_into(
     strict: raise where names are missing or left over; with False they are returned.
     prefix: take the names that begin with it, without it ("model." for {"model": state_dict, ...}).
     rename: a dict or callable from names in the file (without the prefix) to names in the target; None leaves a name out.
-    threads, verify, progress, limits: as for ``load``. A bad checksum raises after memory was overwritten; the error says which.
+    threads, verify, progress, limits: as for ``load``. A bad checksum raises after memory was overwritten; this and other
+        errors then say which.
 
     Returns (missing_keys, unexpected_keys) as ``load_state_dict`` does. Peak memory beyond the target's: 16 MiB.
     Raises RuntimeError in torch's words where names or shapes do not fit, or no name begins with the prefix, before a byte is

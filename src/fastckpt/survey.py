@@ -57,7 +57,7 @@ class ZipSurvey:
             self.end, others, tail = find_end(source)
         except FormatError as error:
             raise NoDirectory(
-                f"{error}; salvage gets out what is there without it",
+                f"{error}; salvage gets out what is there without it, if the pickle of the object is",
                 path=error.path,
                 offset=error.offset,
             ) from None
