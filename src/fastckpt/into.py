@@ -118,17 +118,36 @@ def others_of(checkpoint, prefix, names):
         container = container.get(key) if isinstance(container, dict) else None
     if not isinstance(container, dict):
         return {}, None
-    others = {}
+    others, extra = {}, set()
     for key, value in dict.items(container):
         if not isinstance(key, str):
             continue
-        if key.endswith("_extra_state"):
+        if is_extra(key):
             others[key] = checkpoint.read_leaf(value)
-            for name in [name for name in names if name == key or name.startswith(f"{key}.")]:
-                del names[name]
+            extra.add(key)
         elif key not in names and not isinstance(value, (TensorSpec, TensorNode, dict)):
             others[key] = value
+    for name in [name for name in names if is_of_extra(name, extra)]:
+        del names[name]
     return others, getattr(container, "__dict__", {}).get("_metadata")
+
+
+EXTRA_STATE = "_extra_state"  # the last part of its name in a state dict
+
+
+def is_extra(key):
+    """Whether a key of a module's state dict is that of an extra state."""
+    return key.rpartition(".")[2] == EXTRA_STATE
+
+
+def is_of_extra(name, keys):
+    """Whether a name is that of an extra state, or leads to something in one; ``keys`` are those of the extra states."""
+    if isinstance(name, tuple):
+        return name[0] in keys
+    if not keys or EXTRA_STATE not in name:
+        return False
+    parts = name.split(".")
+    return any(".".join(parts[:end]) in keys for end in range(1, len(parts) + 1))
 
 
 # -- who decides what goes where

@@ -5,14 +5,12 @@ from .._tree import leaves, named_leaves, named_tensors, place, substitute
 from ..dtypes import DTYPES
 from ..errors import CheckpointError, UnsupportedError
 from ..filling import crowded, say_overwritten, takes_bytes
-from ..into import plan_dict
+from ..into import EXTRA_STATE, is_extra, is_of_extra, plan_dict
 from ..lazy import core_of, dtype_of, plain_spec, shape_of
 from ..needs_torch import torch
 from ..plan import root_of, roots_of, with_bytes
 from ..selection import index_of, names_of
 from .receiving import StreamReader
-
-EXTRA_STATE = "_extra_state"  # the last part of its name in a state dict
 
 
 class Coming:
@@ -33,7 +31,9 @@ def plan_targets(contents, out, extra, strict):
     root, sent = contents.unpickled.obj, frozenset()
     if extra is not None and isinstance(root, dict):
         sent = {key for key in root if isinstance(key, str) and is_extra(key)}
-    coming = {name: Coming(leaf) for name, leaf in index_of(root).items() if not is_of(sent, name)}
+    coming = {
+        name: Coming(leaf) for name, leaf in index_of(root).items() if not is_of_extra(name, sent)
+    }
     extra = frozenset(extra or ())
     copies, _, _ = plan_dict(there | dict.fromkeys(extra - sent), coming, sent - extra, strict)
     problems = [problem for copy in copies if (problem := misfit(copy))]
@@ -42,18 +42,6 @@ def plan_targets(contents, out, extra, strict):
             "Error(s) in loading a stream into tensors:\n\t{}".format("\n\t".join(problems))
         )
     return copies
-
-
-def is_extra(key):
-    """Whether a key of a module's state dict is that of an extra state."""
-    return key.rpartition(".")[2] == EXTRA_STATE
-
-
-def is_of(keys, name):
-    """Whether a name leads to something under one of these keys of a dict."""
-    if isinstance(name, tuple):
-        return name[0] in keys
-    return any(name == key or name.startswith(f"{key}.") for key in keys)
 
 
 def misfit(copy):
