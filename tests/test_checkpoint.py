@@ -356,6 +356,14 @@ class TestUnknown:
             with torch.serialization.safe_globals([Ours]):
                 assert type(ckpt.read()["n"]) is Ours
 
+    @pytest.mark.parametrize("unknown", ["opaque", "error"])
+    def test_a_tree_calls_no_allowed_class(self, unknown):
+        data = saved({"n": argument_of_ours()})
+        with torch.serialization.safe_globals([Ours]), fastckpt.open(data, unknown=unknown) as ckpt:
+            assert isinstance(ckpt.tree["n"], fastckpt.Opaque)
+            assert type(ckpt.read()["n"]) is Ours
+            assert not fastckpt.verify(data).torch_accepts
+
     @pytest.mark.parametrize(
         "options",
         [

@@ -9,7 +9,7 @@ import torch
 
 import fastckpt
 from overlaps import OVERLAPPING, check_overlapping
-from ziprewrite import with_damage
+from ziprewrite import rewritten, with_damage
 
 
 def saved(obj, **options):
@@ -295,6 +295,19 @@ def test_checksums_of_what_goes_through_in_chunks(monkeypatch):
         fastckpt.load_into(target, with_damage(good, "data/0"))
 
 
+def test_a_record_that_does_not_inflate(monkeypatch):
+    """Other errors than those of checksums name the tensors that were overwritten, too."""
+    monkeypatch.setattr("fastckpt.filling.CHUNK", 250)
+    good = rewritten(saved({"a": torch.ones(50), "b": torch.ones(60)}), method=8)
+    name = good.index(b"archive/data/1")
+    start = name + 14 + int.from_bytes(good[name - 2 : name], "little")  # behind the extra field
+    bad = good[:start] + b"\xff" + good[start + 1 :]  # no such kind of block
+    target = {"a": torch.zeros(50), "b": torch.zeros(60)}
+    with pytest.raises(fastckpt.FormatError, match=r"data/1.*overwritten already: a$") as caught:
+        fastckpt.load_into(target, bad)
+    assert (type(caught.value), caught.value.record) == (fastckpt.FormatError, "data/1")
+
+
 def test_hooks_of_the_module_run():
     class Renamed(torch.nn.Module):
         def __init__(self):
@@ -451,3 +464,54 @@ def test_a_view_that_begins_where_the_whole_does(names, tmp_path):
         {name: {"whole": there, "part": there[:2]}[name] for name in names}, tmp_path / "x.pt"
     )
     assert torch.equal(there, whole)
+
+
+# -- targets that are larger than their memory -------------------------------------------------------------------------
+
+SHRUNK = {"freed": 0, "nearly freed": 4, "an element short": 4 * 1000 + 4 * 10 - 4}
+
+
+def into_dict(target, data):
+    fastckpt.load_into({"a": torch.zeros(3), "w": target}, data)
+
+
+def into_module(target, data):
+    module = torch.nn.Module()
+    module.a, module.w = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(target)
+    fastckpt.load_into(module, data)
+
+
+def into_stream(target, data):
+    state = {"a": torch.zeros(3), "w": target}
+    fastckpt.stream.load(io.BytesIO(dumped(fastckpt.load(data))), out=state)
+
+
+def into_out(target, data):
+    with fastckpt.open(data) as checkpoint:
+        checkpoint["w"].read(out=target)
+
+
+def dumped(obj):
+    file = io.BytesIO()
+    fastckpt.stream.dump(obj, file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["straight", "cast"])
+@pytest.mark.parametrize("nbytes", SHRUNK.values(), ids=SHRUNK)
+@pytest.mark.parametrize("fill", [into_dict, into_module, into_stream, into_out])
+def test_targets_without_their_memory(fill, nbytes, dtype):
+    """torch's own functions write to it all the same."""
+    data = saved({"a": torch.ones(3), "w": torch.arange(1000, dtype=dtype)})
+    target = torch.zeros(1010)[10:]
+    target.untyped_storage().resize_(nbytes)
+    words = f"its storage was freed or resized: it has {nbytes} bytes, and the elements need 4040"
+    if fill is into_out and dtype is torch.float64:
+        words = "a tensor of torch.float32"
+    with pytest.raises((RuntimeError, ValueError), match=words):
+        fill(target, data)
+    assert target.untyped_storage().nbytes() == nbytes
+    target.untyped_storage().resize_(4040)
+    if dtype is torch.float32 or fill in (into_dict, into_module):
+        fill(target, data)
+        assert torch.equal(target, torch.arange(1000.0))

@@ -112,6 +112,21 @@ def test_errors_of_a_callable_are_its_own(kind):
         fastckpt.load(saved([obj]), fail)
 
 
+GIVEN = {
+    "a number": (lambda storage, location: 5, TypeError, "gave a int; a storage is expected"),
+    "a tensor": (lambda storage, location: torch.ones(4), TypeError, "gave a Tensor"),
+    "too short": (lambda storage, location: storage[:4], ValueError, "of 4 bytes for one of 8"),
+    "too short, typed": (lambda s, _: torch.ones(1).storage(), ValueError, "of 4 bytes for one of 8"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("location", "error", "words"), GIVEN.values(), ids=GIVEN)
+def test_what_a_callable_may_not_give(location, error, words):
+    """Torch makes a storage longer that is too short for a tensor, by what happens to be in memory."""
+    with pytest.raises(error, match=words):
+        fastckpt.load(saved([torch.ones(2)]), location)
+
+
 @pytest.mark.parametrize(
     "location", [5, 1.5, ["cpu"], object()], ids=["int", "float", "list", "object"]
 )

@@ -111,7 +111,7 @@ def test_switch(text, huge, monkeypatch):
 def test_switch_refuses_other_words(monkeypatch):
     monkeypatch.setenv("FASTCKPT_HUGEPAGES", "yes")
     with pytest.raises(ValueError, match="FASTCKPT_HUGEPAGES=yes is neither 0"):
-        memory.allocate([1])
+        memory.allocate([1 << 20])
 
 
 def resident():

@@ -241,6 +241,17 @@ def test_opaque_arrays(array, protocol):
     assert type(fastckpt.load(file, unknown="opaque", framework="numpy")[0]) is Opaque
 
 
+@pytest.mark.parametrize("name", ["objects", "objects in a field", "objects in a sub-array"])
+def test_what_is_harmless_and_not_made(name):
+    """scan has nothing against it, and so load does not say that it may do harm."""
+    file = torch_file(pickle.dumps([OPAQUE[name]], 2))
+    assert fastckpt.scan(file).ok
+    with pytest.raises(UnsafePickleError, match="which is not made here") as caught:
+        fastckpt.load(file)
+    assert "not known" not in str(caught.value)
+    assert "add_safe_globals" not in str(caught.value)
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_string_arrays_of_numpy_2(protocol):
     if not hasattr(np.dtypes, "StringDType"):

@@ -184,6 +184,60 @@ def test_names_write_no_lines_of_their_own(kind, tmp_path):
         assert len(text.splitlines()) == 2
 
 
+# -- more than one checkpoint in a file, and none
+
+
+def legacy(obj):
+    return saved(obj, legacy=True)
+
+
+OTHER = saved({"other": torch.ones(5)})
+DISTRIBUTED = saved(1) + saved(torch.ones(2, 3))  # as a .distcp file has its objects
+WRAPPED = archive([Entry("x.pt", GOOD), Entry("y.pt", OTHER)])
+# A file, the tensors of it that are kept, and where what is not kept begins.
+SEVERAL = {
+    "two": (GOOD + OTHER, 6, len(GOOD)),
+    "the second is cut": (GOOD + OTHER[:-30], 6, len(GOOD)),
+    "without a tensor in the first": (DISTRIBUTED, 0, len(saved(1))),
+    "a legacy stream behind": (GOOD + legacy({"a": 1}), 6, len(GOOD)),
+    "two legacy streams": (legacy({"a": torch.ones(2)}) + legacy({}), 1, len(legacy({"a": torch.ones(2)}))),
+    "in an archive that was cut": (WRAPPED[:-30], 6, WRAPPED.index(OTHER)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_a_checkpoint_of_several(name, out):
+    data, kept, where = SEVERAL[name]
+    report = salvage(data, out)
+    assert len(report.kept) == kept
+    assert not report.ok
+    found = [each for each in report.findings if each.kind == "second_archive"]
+    assert [each.offset for each in found] == [where]
+    assert "dcp_to_torch_save" in found[0].message
+
+
+@pytest.mark.parametrize("behind", [b"", b"\0" * 600, b"x" * 600], ids=["nothing", "zeros", "text"])
+@pytest.mark.parametrize("data", [GOOD, legacy({"a": 1})], ids=["zip", "legacy"])
+def test_what_is_no_second_checkpoint(data, behind, out):
+    assert salvage(data + behind, out).ok
+
+
+ARCHIVES = {
+    "torch.export": ([Entry("m/archive_format", b"pt2"), Entry("m/data/sample_inputs/model.pt", GOOD)], "torch.export.load"),
+    "checkpoints": ([Entry("x.pt", GOOD), Entry("y.pt", OTHER)], "unpack it first"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_an_archive_of_something_else(name, out):
+    """The records of a checkpoint inside of it are not its own; load says what reads it, and so does salvage."""
+    entries, words = ARCHIVES[name]
+    for refuse in (fastckpt.load, lambda data: salvage(data, out)):
+        with pytest.raises(FormatError, match=words):
+            refuse(archive(entries))
+    assert not out.exists()
+
+
 # -- files that are made to deceive
 
 

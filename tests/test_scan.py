@@ -1,7 +1,10 @@
 """scan says what a pickle would do, in every place where one can hide, and nothing of it happens."""
 
+import bz2
+import gzip
 import io
 import json
+import lzma
 import os
 import pickle
 import struct
@@ -290,9 +293,9 @@ def like_a_tar(payload):
     return b"\x80\x02" + text + (b"x" * 250 + b"ustar").ljust(600, b"x") + b"0" + payload
 
 
-def objects_npy():
+def objects_npy(version=None):
     out = io.BytesIO()
-    np.save(out, np.array([{}], dtype=object), allow_pickle=True)
+    np.lib.format.write_array(out, np.array([{}], dtype=object), version, allow_pickle=True)
     return out.getvalue()[:128] + PAYLOAD
 
 
@@ -328,6 +331,11 @@ PLACES = {
     ),
     "an archive behind a pickle": (craft({}) + torch_file(PAYLOAD), "archive/data.pkl", True),
     "an array of objects": (inside_of_zip("a.npy", objects_npy()), "a.npy", True),
+    "an array of objects alone": (objects_npy(), None, True),
+    "an array of objects of version 2": (objects_npy((2, 0)), None, True),
+    "an array of objects by another name": (
+        objects_npy().replace(b"'|O'", b"'\\x4f'").replace(b", }  ", b", }"), None, True,
+    ),
     "bare": (PAYLOAD, None, True),
     "behind the STOP": (craft({"w": 1}) + PAYLOAD, None, True),
     "behind the STOP of data.pkl": (torch_file(craft({}) + PAYLOAD), "archive/data.pkl", True),
@@ -385,6 +393,20 @@ def test_broken_half_way(damage):
         assert [f.kind for f in report.findings] == ["dangerous_name", "broken"]
         assert words in report.findings[1].message
         assert report.pickles[0].nbytes is None
+
+
+@pytest.mark.parametrize("name", ["cut off", "a packed member", "another class"])
+def test_the_headline_of_what_is_not_known(name):
+    """What was not read is no name that is not known."""
+    harmless = craft({"w": 1})
+    data, words = {
+        "cut off": (torch_file(harmless)[:-30], "not all of it could be read"),
+        "a packed member": (in_tar("x", gzip.compress(harmless)), "not all of it could be read"),
+        "another class": (craft([Call(Name("some.own Net"), ())]), "something that is not known"),
+    }[name]
+    report = fastckpt.scan(data)
+    assert (report.ok, report.rating) == (False, "unknown")
+    assert str(report).startswith(f"<bytes>: {words};")
 
 
 def test_the_rest_of_a_broken_stream():
@@ -503,12 +525,40 @@ def test_bytes_behind_are_noted():
         assert "9 bytes" in str(report)
 
 
-@pytest.mark.parametrize("name", ["html.pt", "empty", "text"])
+PACKED = {
+    "gzip": (gzip.compress(PAYLOAD), "gzip-compressed"),
+    "bzip2": (bz2.compress(PAYLOAD), "bzip2-compressed"),
+    "xz": (lzma.compress(PAYLOAD), "xz-compressed"),
+    "zstd": (b"\x28\xb5\x2f\xfd" + PAYLOAD, "zstd-compressed"),
+    "7z": (b"7z\xbc\xaf\x27\x1c" + PAYLOAD, "a 7-Zip archive"),
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize(
+    "inside",
+    [inside_of_zip, lambda name, data: inside_of_zip(name, data, 8), in_tar],
+    ids=["zip", "deflated", "tar"],
+)
+def test_what_is_packed_is_not_looked_at(inside, name):
+    """It is no pickle, and may hold one."""
+    data, words = PACKED[name]
+    report = fastckpt.scan(inside("notes/x.bin", data))
+    assert [f.kind for f in report.findings] == ["broken"]
+    assert f"{words}: it was not looked at" in report.findings[0].message
+    assert report.findings[0].record == "notes/x.bin"
+
+
+@pytest.mark.parametrize("name", ["html.pt", "empty", "text", "array"])
 def test_what_is_no_pickle(name):
     data = {
         "html.pt": (FOLDER / "refused/html.pt").read_bytes(),
         "empty": b"",
         "text": b"some text\n",
+        "array": b"\x93NUMPY\1\0\x3b\0"
+        + b"{'descr': '<f8', 'fortran_order': False, 'shape': (1,), }"
+        + b"  \n"
+        + b"\0" * 8,
     }
     with pytest.raises(FormatError):
         fastckpt.scan(data[name])

@@ -193,9 +193,14 @@ def test_open(folder):
         with pytest.raises(KeyError, match=r"near it: norm\.bias"):
             checkpoint["bias"]
         assert checkpoint.get("x", 5) == 5
-    for call in (lambda: checkpoint["norm.bias"], lambda: list(checkpoint), handle.read):
+    asked = {
+        "a tensor": lambda: checkpoint["norm.bias"], "names": lambda: list(checkpoint), "values": handle.read,
+        "length": lambda: len(checkpoint), "in": lambda: "x" in checkpoint, "pickle": lambda: pickle.dumps(checkpoint),
+    }  # fmt: skip
+    for call in asked.values():
         with pytest.raises(ValueError, match="closed"):
             call()
+    assert "closed" in repr(checkpoint)
 
 
 def test_info(folder):

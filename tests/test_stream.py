@@ -333,6 +333,13 @@ def test_no_byte_too_many_is_read(format):
         assert f.read() == b"tail"
 
 
+@pytest.mark.parametrize("number", [-1, 1 << 31, 1 << 70, 2**31 - 1])
+def test_numbers_that_are_no_descriptors(number):
+    for call in (lambda: stream.load(number), lambda: stream.dump(torch.ones(2), number)):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            call()
+
+
 def test_a_file_by_its_descriptor(tmp_path):
     obj = OBJECTS["nested"]()
     with open(tmp_path / "state", "w+b", buffering=0) as f:

@@ -2,6 +2,8 @@
 
 import collections
 import io
+import socket
+import threading
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch.utils import _pytree as pytree
 import fastckpt
 from fastckpt import stream
 from overlaps import OVERLAPPING, check_overlapping
+from support import same
 
 each_format = pytest.mark.parametrize("format", stream.FORMATS)
 
@@ -170,6 +173,64 @@ def test_a_module(strict):
     assert torch.equal(source.weight, target.weight)
 
 
+class Scaled(torch.nn.Module):
+    """A module with an extra state, in a module without."""
+
+    def __init__(self, extra):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3))
+        self.register_buffer("no_extra_state", torch.ones(2))
+        self.extra = extra
+
+    def get_extra_state(self):
+        return self.extra
+
+    def set_extra_state(self, state):
+        self.extra = state
+
+
+def scaled(extra, fill=0.0):
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), Scaled(extra))
+    for tensor in module.state_dict().values():
+        if isinstance(tensor, torch.Tensor):
+            tensor.fill_(fill)
+    return module
+
+
+@each_format
+@pytest.mark.parametrize(
+    "extra",
+    [{"scale": 3}, torch.arange(5.0), {"amax": torch.ones(7), "steps": [1, 2]}],
+    ids=["plain", "a tensor", "tensors"],
+)
+def test_the_extra_state_of_a_module(extra, format):
+    """It goes to set_extra_state, of whatever size it is."""
+    target = scaled({"scale": 1})
+    load(scaled(extra, 5.0).state_dict(), target, format)
+    same(extra, target[1].extra)
+    assert torch.equal(target[1].weight, torch.full((3,), 5.0))
+    assert torch.equal(target[1].no_extra_state, torch.full((2,), 5.0))
+
+
+PLAIN = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(3, 3))
+WITHOUT_EXTRA = {k: v for k, v in scaled(1).state_dict().items() if not k.endswith("._extra_state")}
+EXTRA_MISFITS = {
+    "missing": (WITHOUT_EXTRA, scaled(1, 5.0), r'Missing key.*"1\._extra_state"'),
+    "unexpected": ({**PLAIN.state_dict(), "1._extra_state": 2}, PLAIN, r'Unexpected key.*"1\._extra_state"'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXTRA_MISFITS)
+def test_an_extra_state_that_does_not_fit(name):
+    sent, there, words = EXTRA_MISFITS[name]
+    before = there[1].weight.detach().clone()
+    with pytest.raises(RuntimeError, match=words):
+        load(sent, there)
+    assert torch.equal(there[1].weight, before)
+    load(sent, there, strict=False)
+    assert torch.equal(there[1].weight, sent["1.weight"])
+
+
 def test_autograd_notices():
     weight = torch.ones(3, requires_grad=True)
     loss = (weight * weight).sum()
@@ -247,6 +308,46 @@ def test_a_bad_sum_says_what_was_overwritten():
     out = {name: torch.zeros(1 << 18) for name in big}
     with pytest.raises(fastckpt.ChecksumError, match=r"record '2'.*already: w0, w1, w2$"):
         stream.load(io.BytesIO(data), out)
+
+
+LARGE = {name: torch.full((1 << 18,), 7.0) for name in "abc"}  # a MiB each, and a group
+
+
+STEPS = {"straight": 1, "copied": 2}  # from one element of a target to the next
+# How many bytes behind the head arrive; what is touched where they go straight to the tensors, and where whole ones are copied.
+CUT = [
+    (0, "nothing", "nothing"),
+    (4, "a", "nothing"),
+    (1 << 20, "a", "a"),
+    ((1 << 20) + 500, "a, b", "a"),
+    ((3 << 20) - 4, "a, b, c", "a, b"),
+]
+
+
+@pytest.mark.parametrize(("arrives", *STEPS), CUT)
+@pytest.mark.parametrize("step", STEPS)
+def test_a_stream_that_is_cut_says_what_was_overwritten(arrives, straight, copied, step):
+    touched = straight if step == "straight" else copied
+    data = dumped(LARGE, crc32=False)
+    head = len(data) - (3 << 20)
+    out = {name: torch.zeros(1 << 18, STEPS[step])[:, 0] for name in LARGE}
+    with pytest.raises(fastckpt.FormatError, match=rf"ends at byte .*already: {touched}$"):
+        stream.load(io.BytesIO(data[: head + arrives]), out)
+    assert [name for name in out if out[name].any()] == [n for n in touched.split(", ") if n in out]
+
+
+def test_a_socket_that_falls_silent_says_what_was_overwritten():
+    ours, theirs = socket.socketpair()
+    out = {name: torch.zeros(1 << 18) for name in LARGE}
+    with ours, theirs:
+        data = dumped(LARGE)
+        ours.settimeout(0.05)
+        sender = threading.Thread(target=theirs.sendall, args=(data[: (1 << 20) + 5000],))
+        sender.start()
+        with pytest.raises(TimeoutError) as caught:
+            stream.load(ours, out)
+        sender.join()
+    assert caught.value.__notes__ == ["overwritten already: a, b"]
 
 
 def test_code_is_not_run():

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import struct
+import tarfile
 import warnings
 
 import pytest
@@ -576,16 +577,30 @@ def test_crc_options_of_torch():
 # -- what is no checkpoint
 
 
+def tar_of(*names):
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as packed:
+        for name in names:
+            info = tarfile.TarInfo(name)
+            info.size = 200
+            packed.addfile(info, io.BytesIO(b"x" * 200))
+    return out.getvalue()
+
+
 @pytest.mark.parametrize(
     ("data", "container", "kind", "words"),
     [
         (b"version https://git-lfs.github.com/spec/v1\n", "unknown", "no_checkpoint", "git-lfs pointer"),
         (b"", "unknown", "no_checkpoint", "empty"),
         (archive([Entry("model.pth", b"1")]), "unknown", "no_checkpoint", "contains 'model.pth'"),
+        (tar_of("model.pth"), "unknown", "no_checkpoint", "contains 'model[.]pth'"),
+        (tar_of("notes"), "unknown", "no_checkpoint", "holds 'notes'"),
+        (tar_of("notes")[:600], "tar", "bad_stream", "interrupted|are there"),
+        (tar_of("notes", "pickle"), "tar", "bad_stream", "without its member"),
         (GOOD[: CENTRAL + 10], "zip", "no_directory", f"truncated after {CENTRAL + 10} bytes.*salvage"),
         (GOOD[:-3], "zip", "no_directory", "cut off.*salvage"),
     ],
-    ids=["pointer", "empty", "archive", "truncated", "end cut"],
+    ids=["pointer", "empty", "archive", "tar", "tar of others", "tar cut", "tar that lacks members", "truncated", "end cut"],
 )  # fmt: skip
 def test_no_checkpoint(data, container, kind, words):
     """A report, too, which says what it is instead."""
@@ -594,6 +609,7 @@ def test_no_checkpoint(data, container, kind, words):
     # Of an archive that is whole torch may make something, for all that we know.
     assert report.torch_accepts is (None if "model.pth" in words else False)
     assert kinds(report.findings) == [kind]
+    assert ("NO CHECKPOINT" in str(report)) == (kind == "no_checkpoint")
     assert re.search(words, str(report))
     assert str(report).count(report.findings[0].message) == 1
     json.dumps(report.as_dict())

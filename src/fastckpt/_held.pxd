@@ -5,7 +5,7 @@ from cpython.buffer cimport PyBuffer_Release, PyObject_GetBuffer
 
 
 cdef struct Held:
-    Py_buffer view[4]
+    Py_buffer view[5]
     int count  # set it to 0 before the first hold
 
 

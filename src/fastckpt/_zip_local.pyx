@@ -3,26 +3,26 @@
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE
 from libc.stdint cimport int64_t, uint8_t
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport free, malloc, qsort
 from libc.string cimport memcmp
 
 from ._bytes cimport le16, le32
 from ._held cimport Held, hold, release
 from ._origin cimport READ_OK, READ_SHORT, Origin, origin_read
 from ._zip_columns cimport (
-    C_HEADER, C_LIMIT, C_NAME, C_NAME_NBYTES, C_STORED, LOCAL_HEADER, LOCAL_NBYTES, check_names, hold_columns,
+    C_HEADER, C_LIMIT, C_NAME, C_NAME_NBYTES, C_STORED, FLAGS_UNREADABLE, LOCAL_HEADER, LOCAL_NBYTES, MOST_INFLATED,
+    has_name_inside, hold_columns, is_unusable,
 )
 
 cdef extern from * nogil:
     """
+    #define ZIP_GET(p) __atomic_load_n((p), __ATOMIC_RELAXED)
     #define ZIP_SET(p, n) __atomic_store_n((p), (n), __ATOMIC_RELAXED)
     """
+    int64_t ZIP_GET(const int64_t* p)
     void ZIP_SET(int64_t* p, int64_t n)
 
 cdef enum:
-    # Flags that make the bytes something else than the content: encrypted, patch data, strong encryption, masked.
-    FLAGS_UNREADABLE = 0x0001 | 0x0020 | 0x0040 | 0x2000
-
     # Headers that lie at most GAP apart are read together. Measured on a page-cached file: a pread of one header takes
     # 0.35 us, and 16 KiB more in the same pread take about as long again.
     GAP = 16 << 10
@@ -34,6 +34,7 @@ cdef enum:
     L_NAME = -12
     L_DATA = -13
     L_MEMORY = -14
+    L_UNUSABLE = -15
 
 UNREADABLE = FLAGS_UNREADABLE
 LOCAL_OK = READ_OK
@@ -42,13 +43,15 @@ LOCAL_SIGNATURE = L_SIGNATURE
 LOCAL_FLAGS = L_FLAGS
 LOCAL_NAME = L_NAME
 LOCAL_DATA = L_DATA
+LOCAL_UNUSABLE = L_UNUSABLE
+MOST_INFLATION = MOST_INFLATED
 
 
 cdef struct Wanted:
     const int64_t* cells
     int64_t count
     const uint8_t* directory
-    const int64_t* rows  # in the order of their headers
+    int64_t* rows  # those that are to be located, in the order of their headers
     int64_t nrows
     int64_t* offsets  # answers, one a row of the columns
 
@@ -123,45 +126,104 @@ cdef int walk_headers(const Wanted* w, const Origin* origin, int64_t shift, int6
     return status
 
 
-cdef int check_wanted(const Wanted* w, int64_t directory_nbytes) except -1:
-    """See that rows and names lie inside, and rows ascend, so that the walk need not look again."""
-    cdef int64_t k, row, last = 0
-    check_names(directory_nbytes, w.cells, w.count)
+cdef struct Place:
+    int64_t header
+    int64_t row
+
+
+cdef int by_header(const void* a, const void* b) noexcept nogil:
+    cdef int64_t x = (<const Place*> a).header, y = (<const Place*> b).header
+    return (x > y) - (x < y)
+
+
+cdef int put_in_order(Wanted* w) noexcept nogil:
+    """Sort the rows by their headers."""
+    cdef Place* places = <Place*> malloc(w.nrows * sizeof(Place))
+    cdef int64_t k
+    if places == NULL:
+        return L_MEMORY
     for k in range(w.nrows):
-        row = w.rows[k]
-        if row < 0 or row >= w.count or w.cells[C_HEADER * w.count + row] < last:
-            raise ValueError("rows must be entries in the order of their headers")
-        last = w.cells[C_HEADER * w.count + row]
-    return 0
+        places[k].header, places[k].row = w.cells[C_HEADER * w.count + w.rows[k]], w.rows[k]
+    qsort(places, w.nrows, sizeof(Place), by_header)
+    for k in range(w.nrows):
+        w.rows[k] = places[k].row
+    free(places)
+    return READ_OK
+
+
+cdef int choose(Wanted* w, const int64_t* rows, int64_t nrows, int64_t directory_nbytes, int64_t* wrong) except? -1000:
+    """Keep the rows that are not located yet, in the order of their headers, and see that they can be read at all."""
+    cdef const int64_t* cell
+    cdef int64_t k, last = 0
+    cdef bint ascending = True
+    w.nrows = 0
+    for k in range(nrows):
+        if not 0 <= rows[k] < w.count:
+            raise ValueError(f"row {rows[k]} is not one of {w.count}")
+        if ZIP_GET(w.offsets + rows[k]) >= 0:
+            continue
+        cell = w.cells + rows[k]
+        if not has_name_inside(directory_nbytes, cell, w.count):
+            raise ValueError("the columns are not of this directory")
+        if is_unusable(cell, w.count):
+            wrong[0] = rows[k]
+            return L_UNUSABLE
+        ascending = ascending and cell[C_HEADER * w.count] >= last
+        last = cell[C_HEADER * w.count]
+        w.rows[w.nrows] = rows[k]
+        w.nrows += 1
+    return READ_OK if ascending else put_in_order(w)
 
 
 def locate(directory, columns, Py_ssize_t count, rows, offsets, source):
-    """Read the local headers of ``rows`` and write where their data begins to ``offsets`` (by row).
+    """Read the local headers of ``rows`` and write where their data begins to ``offsets``, by row, unless it is known.
 
-    ``rows`` are int64, in the order of their headers; ``source`` is read through its ``fd``, its ``view`` or, one
-    window at a time, its ``read``. Returns (status, position in ``rows``): OK, a LOCAL_... status, or an errno.
+    ``rows`` are int64; ``source`` is read through its ``fd``, its ``view`` or, one window at a time, its ``read``.
+    Returns (status, row): OK, a LOCAL_... status, or an errno.
     """
     cdef Held held
     cdef Wanted w
+    cdef const int64_t* given
     cdef int64_t wrong = 0
     cdef int status
-    held.count = 0
+    held.count, w.rows = 0, NULL
     try:
         w.directory = <const uint8_t*> hold(&held, directory, PyBUF_SIMPLE, -1)
         w.cells, w.count = hold_columns(&held, columns, count, PyBUF_SIMPLE), count
-        w.rows = <const int64_t*> hold(&held, rows, PyBUF_SIMPLE, -1)
-        w.nrows = held.view[2].len // 8
+        given = <const int64_t*> hold(&held, rows, PyBUF_SIMPLE, -1)
         w.offsets = <int64_t*> hold(&held, offsets, PyBUF_WRITABLE, count * 8)
-        check_wanted(&w, held.view[0].len)
-        if source.view is None and source.fd < 0:
-            status = locate_through(&w, source, &wrong)
-        else:
-            status = locate_in(&w, source, &wrong)
+        w.rows = <int64_t*> malloc(max(8, held.view[2].len))
+        if w.rows == NULL:
+            raise MemoryError
+        status = choose(&w, given, held.view[2].len // 8, held.view[0].len, &wrong)
+        if status == READ_OK and w.nrows:
+            if source.view is None and source.fd < 0:
+                status = locate_through(&w, source, &wrong)
+            else:
+                status = locate_in(&w, source, &wrong)
+            wrong = w.rows[wrong]
     finally:
+        free(w.rows)
         release(&held)
     if status == L_MEMORY:
         raise MemoryError
     return status, wrong
+
+
+def unusable_rows(columns, Py_ssize_t count, marks):
+    """Put into ``marks``, a column of bytes, which entries cannot be read by what the directory says of them."""
+    cdef Held held
+    cdef const int64_t* cells
+    cdef uint8_t* mark
+    cdef Py_ssize_t i
+    held.count = 0
+    try:
+        cells = hold_columns(&held, columns, count, PyBUF_SIMPLE)
+        mark = <uint8_t*> hold(&held, marks, PyBUF_WRITABLE, count)
+        for i in range(count):
+            mark[i] = is_unusable(cells + i, count)
+    finally:
+        release(&held)
 
 
 cdef int locate_in(const Wanted* w, source, int64_t* wrong) except? -1000:

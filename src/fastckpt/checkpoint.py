@@ -175,7 +175,8 @@ class Checkpoint(Mapping[Any, LazyTensor]):
     def tree(self) -> Any:
         """The object with LazyTensors in place of its tensors and LazyStorages in place of bare storages.
 
-        Everything else is as ``load`` gives it; objects of unknown classes are Opaque.
+        Everything else is as ``load`` gives it; objects of unknown classes are Opaque, whatever ``unknown`` says of those that
+        torch.serialization.add_safe_globals allows: nothing of theirs is called with handles for tensors. ``read()`` makes them.
         """
         with self.source.in_use():
             unpickled = self.contents.unpickle_again()

@@ -49,7 +49,7 @@ class ZipContents:
         return self._pickle
 
 
-SALVAGE = "(salvage gets out what is whole)"
+SALVAGE = "(salvage gets out what is whole, if the pickle of the object is)"
 
 
 def default_byteorder():

@@ -43,7 +43,7 @@ class UnsupportedError(CheckpointError):
 
 
 class UnsafePickleError(CheckpointError, pickle.UnpicklingError):
-    """The pickle names a class or function (``qualname``) that is not known to be plain data."""
+    """The pickle names a class or function (``qualname``) that is not known to be plain data, or makes of one what is not made here."""
 
     def __init__(self, message, *, qualname=None, **where):
         super().__init__(message, **where)

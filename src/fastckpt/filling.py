@@ -6,15 +6,14 @@ from typing import NamedTuple
 import numpy as np
 
 from ._crc32 import crc32
-from .errors import ChecksumError
+from .errors import CheckpointError
 from .lazy import LazyTensor
 from .materialize import fill, mismatch
 from .needs_torch import torch
 from .plan import root_of
 from .records import NO_CRC, STORED, Records
-from .torch_tensors import DTYPE_OF
+from .torch_tensors import DTYPE_OF, PLAIN_TENSORS
 
-PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.nn.Parameter))
 # Memory that a tensor passes through on its way, where it cannot be read straight into its place.
 CHUNK = 8 << 20
 # Tensors that are made at a time: each takes half a KiB beside its bytes.
@@ -45,8 +44,9 @@ def fill_parts(parts, copies, progress):
         for position in sorted(last):
             copy = copies[position]
             fillings[id(copy.lazy.checkpoint)].copy(copy, touched)
-    except ChecksumError as error:
-        raise overwritten(error, touched) from None
+    except (CheckpointError, OSError) as error:
+        say_overwritten(error, touched)
+        raise
 
 
 class _Tally:
@@ -222,7 +222,6 @@ def crowded(copies):
 
 def extent_of(tensor):
     """(begin, end) of the memory that the elements of a tensor lie in; None where it has none that is known."""
-    # A subclass, such as a DTensor, may have its memory elsewhere, or none.
     if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided or tensor.is_nested:
         return None
     begin = tensor.data_ptr() if tensor.numel() and not tensor.is_meta else 0
@@ -258,7 +257,6 @@ def values_of(copy):
 
 def takes_bytes(target, spec):
     """Whether a tensor's memory takes the bytes of ``spec`` as they lie there, all of them and nothing else."""
-    # A subclass, such as a DTensor, may have its memory elsewhere, or none.
     if type(target) not in PLAIN_TENSORS or target.layout is not torch.strided:
         return False
     if target.is_nested or not target.data_ptr():
@@ -270,12 +268,14 @@ def takes_bytes(target, spec):
     return same and plain and 0 < spec.numel == spec.extent
 
 
-def overwritten(error, names):
-    """The same error, with the tensors that were filled before it was noticed."""
+def say_overwritten(error, names):
+    """Let an error name the tensors that were filled, in part at least, before it was noticed."""
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-    where = {"path": error.path, "record": error.record, "offset": error.offset}
-    message = f"{error}; overwritten already: {shown or 'nothing'}"
-    return ChecksumError(message, expected=error.expected, actual=error.actual, **where)
+    said = f"overwritten already: {shown or 'nothing'}"
+    if isinstance(error, CheckpointError):
+        error.args = (f"{error}; {said}",)
+    else:  # of the system, which has words of its own
+        error.add_note(said)
 
 
 def is_contiguous(shape, stride):

@@ -13,6 +13,7 @@ from .nodes import TensorNode
 from .progress import check as check_progress
 from .progress import reporting
 from .selection import dotted
+from .torch_tensors import memory_problem
 
 
 def fill_target(target, f, *, strict, prefix, rename, progress, **options):
@@ -149,17 +150,36 @@ def others_of(checkpoint, prefix, names):
         container = container.get(key) if isinstance(container, dict) else None
     if not isinstance(container, dict):
         return {}, None
-    others = {}
+    others, extra = {}, set()
     for key, value in dict.items(container):
         if not isinstance(key, str):
             continue
-        if key.endswith("_extra_state"):
+        if is_extra(key):
             others[key] = checkpoint.read_leaf(value)
-            for name in [name for name in names if name == key or name.startswith(f"{key}.")]:
-                del names[name]
+            extra.add(key)
         elif key not in names and not isinstance(value, (TensorSpec, TensorNode, dict)):
             others[key] = value
+    for name in [name for name in names if is_of_extra(name, extra)]:
+        del names[name]
     return others, getattr(container, "__dict__", {}).get("_metadata")
+
+
+EXTRA_STATE = "_extra_state"  # the last part of its name in a state dict
+
+
+def is_extra(key):
+    """Whether a key of a module's state dict is that of an extra state."""
+    return key.rpartition(".")[2] == EXTRA_STATE
+
+
+def is_of_extra(name, keys):
+    """Whether a name is that of an extra state, or leads to something in one; ``keys`` are those of the extra states."""
+    if isinstance(name, tuple):
+        return name[0] in keys
+    if not keys or EXTRA_STATE not in name:
+        return False
+    parts = name.split(".")
+    return any(".".join(parts[:end]) in keys for end in range(1, len(parts) + 1))
 
 
 # -- who decides what goes where
@@ -214,6 +234,12 @@ def plan_module(module, names, others, metadata, strict):
         [],
         {},
     )  # id of a tensor on the meta device -> (it, the one that takes its place)
+    problems = [
+        f"{name} cannot be filled: {problem}."
+        for name, target in recorder.noted
+        if (problem := memory_problem(target))
+    ]
+    refuse(module, problems)
     for name, target in recorder.noted:
         if target.device.type == "meta":
             if id(target) not in fresh:
@@ -261,6 +287,16 @@ def replace(module, old, new):
                 part._buffers[name] = new
 
 
+def refuse(target, problems):
+    """Raise for what does not fit, as torch does."""
+    if problems:
+        raise RuntimeError(
+            "Error(s) in loading state_dict for {}:\n\t{}".format(
+                type(target).__name__, "\n\t".join(problems)
+            )
+        )
+
+
 def plan_dict(target, names, others, strict):
     """The same for a dict, with the same words."""
     missing = [name for name in target if name not in names]
@@ -295,12 +331,9 @@ def plan_dict(target, names, others, strict):
                 f"size mismatch for {name}: copying a param with shape {torch.Size(lazy.shape)} from checkpoint, "
                 f"the shape in current model is {tensor.shape}."
             )
+        elif problem := memory_problem(tensor):
+            problems.append(f"{name} cannot be filled: {problem}.")
         else:
             copies.append(Copy(name, lazy, tensor))
-    if problems:
-        raise RuntimeError(
-            "Error(s) in loading state_dict for {}:\n\t{}".format(
-                type(target).__name__, "\n\t".join(problems)
-            )
-        )
+    refuse(target, problems)
     return copies, torch.nn.modules.module._IncompatibleKeys(missing, unexpected), ()

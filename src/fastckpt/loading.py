@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import warnings
@@ -155,7 +156,8 @@ def load_into(
         file does not have.
     prefix: take the names that begin with it, without it ("model." for {"model": state_dict, ...}).
     rename: a dict or callable from names in the file (without the prefix) to names in the target; None leaves a name out.
-    threads, verify, progress, limits: as for ``load``. A bad checksum raises after memory was overwritten; the error says which.
+    threads, verify, progress, limits: as for ``load``. A bad checksum raises after memory was overwritten; this and other
+        errors then say which.
 
     Returns (missing_keys, unexpected_keys) as ``load_state_dict`` does. Peak memory beyond the target's: 16 MiB.
     Raises RuntimeError in torch's words where names or shapes do not fit, no name begins with the prefix, or a dict ``rename`` has
@@ -197,16 +199,23 @@ class Reader:
         )
         self.alive = alive
         self.where = f"{contents.source.name}: "
-        self.allowed = {}
         self.placement = None
         if framework == "torch":
             require_torch()
             with importing:
                 from .placement import Placement
-                from .torch_bridge import allowed_globals
 
             self.placement = Placement(map_location)
-            self.allowed = allowed_globals()
+
+    @functools.cached_property
+    def allowed(self):
+        """What the user allowed beside what is known, by qualified name; asked for where something is not known."""
+        if self.framework != "torch":
+            return {}
+        with importing:
+            from .torch_bridge import allowed_globals
+
+        return allowed_globals()
 
     def load(self, keys, limits):
         """The whole object, or what ``keys`` leaves of it."""
@@ -271,8 +280,9 @@ class Reader:
         with importing:
             from .torch_bridge import TorchBridge
 
+        allowed = functools.partial(getattr, self, "allowed")
         return TorchBridge(
-            places, self.placement, allowed=self.allowed, unknown=self.unknown, where=self.where
+            places, self.placement, allowed=allowed, unknown=self.unknown, where=self.where
         )
 
     def refuse(self, unknown):

@@ -10,11 +10,11 @@ import zlib
 
 import numpy as np
 
-from . import _crc32, _read, workers
+from . import _crc32, _read, _records, workers
 from ._memory import Pages
 from .errors import CheckpointError, ChecksumError, FormatError, UnsupportedError
 from .memory import allocate
-from .records import DEFLATED, NO_CRC, STORED
+from .records import DEFLATED, STORED
 
 # What a source without a descriptor is asked for at a time, and what is inflated at a time.
 CHUNK = 1 << 20
@@ -301,35 +301,34 @@ def _check_method(source, records, row):
         )
 
 
-# A deflated match takes two bits at least and gives 258 bytes at most: 1032 bytes out of one.
-MOST_INFLATION = 1032
-
-
 def _check_sizes(source, records, rows):
-    nbytes, stored = records.nbytes[rows], records.stored_nbytes[rows]
-    room = np.where(records.method[rows] == DEFLATED, MOST_INFLATION * (stored + 1), stored)
-    outside = (
-        (records.offset[rows] < 0) | (stored < 0) | (stored > source.nbytes - records.offset[rows])
+    at = _records.first_impossible(
+        records.offset,
+        records.nbytes,
+        records.stored_nbytes,
+        records.method,
+        len(records),
+        rows,
+        source.nbytes,
     )
-    if len(bad := np.flatnonzero((nbytes > room) | (nbytes < 0) | outside)):
-        found = f"it claims {nbytes[bad[0]]} bytes, and {stored[bad[0]]} are stored in a file of {source.nbytes}"
-        raise _error(
-            FormatError, source, records, rows[bad[0]], f"{found}; the file is damaged or cut off"
-        )
+    if at >= 0:
+        row = rows[at]
+        found = f"it claims {records.nbytes[row]} bytes, and {records.stored_nbytes[row]} are stored in a file of {source.nbytes}"
+        raise _error(FormatError, source, records, row, f"{found}; the file is damaged or cut off")
 
 
 def _check(source, records, rows, crc):
     """Compare CRCs with the directory's; how many there were to compare."""
-    said = records.crc32[rows]
-    # A writer that computes none writes 0 (set_crc32_options(False)); no bytes have 0, too.
-    known = (said != NO_CRC) & ((said != 0) | (records.nbytes[rows] == 0))
-    bad = np.flatnonzero(known & (crc != said))
-    if not len(bad):
-        return int(np.count_nonzero(known))
+    wrong = np.empty(len(rows), dtype=np.int64)
+    columns = (records.crc32, records.nbytes, len(records))
+    known, failed = _records.compare(crc, *columns, rows, wrong)
+    if not failed:
+        return known
+    bad = wrong[:failed]
     first = bad[np.argmin(records.offset[rows[bad]])]
-    row, actual, expected = rows[first], int(crc[first]), int(said[first])
-    others = f"; {len(bad) - 1} more records are wrong, too" if len(bad) > 1 else ""
-    raise mismatch(source, records, row, actual, expected, others)
+    row = rows[first]
+    others = f"; {failed - 1} more records are wrong, too" if failed > 1 else ""
+    raise mismatch(source, records, row, int(crc[first]), int(records.crc32[row]), others)
 
 
 def mismatch(source, records, row, actual, expected, more=""):

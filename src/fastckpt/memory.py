@@ -40,7 +40,8 @@ def allocate(sizes):
     """
     sizes = np.ascontiguousarray(sizes, dtype=np.int64)
     address = np.empty(len(sizes), dtype=np.int64)
-    huge = use_huge_pages()
+    is_heap = sizes.sum() < HEAP_BELOW
+    huge = not is_heap and use_huge_pages()
     owners = _memory.allocate(
         sizes,
         address,
@@ -50,7 +51,7 @@ def allocate(sizes):
         alignment=ALIGNMENT,
         huge=huge,
     )
-    return Allocation(owners, address, huge if sizes.sum() >= HEAP_BELOW else None)
+    return Allocation(owners, address, None if is_heap else huge)
 
 
 def use_huge_pages():

@@ -63,7 +63,9 @@ class PickleWalk:
             if sniff.ends_in_archive(source):  # behind something that begins like another format
                 self.zip()
                 return sniff.ZIP
-            if self.pickles(source, 0, source.nbytes, None):
+            if self.array(source, 0, source.nbytes, None) or self.pickles(
+                source, 0, source.nbytes, None
+            ):
                 return "pickle"
             raise
         {sniff.ZIP: self.zip, sniff.LEGACY: self.legacy, sniff.TAR: self.tar}[kind]()
@@ -311,6 +313,7 @@ class PickleWalk:
             or is_marked(head)
             or head.startswith(NPY_MAGIC)
             or is_container(head)
+            or sniff.packing(head) is not None
         )
 
     def afford(self, what, nbytes, name):
@@ -331,15 +334,26 @@ class PickleWalk:
         if source is self.top and not self.afford("read", nbytes, name):
             return
         if head.startswith(NPY_MAGIC):
-            wide = head[6:7] != b"\1"
-            size = int.from_bytes(head[8 : 12 if wide else 10], "little")
-            if b"O" in head[10 : 12 + size].partition(b"shape")[0]:
-                begin = min(nbytes, (12 if wide else 10) + size)
-                self.pickles(source, offset + begin, offset + nbytes, name, certain=True)
+            self.array(source, offset, offset + nbytes, name)
         elif is_container(head):
             self.nested(source, name, offset, nbytes)
+        elif (how := sniff.packing(head)) is not None:
+            self.damage(
+                f"record {name!r:.200} is {how}: it was not looked at; unpack it, and scan what was in it",
+                name,
+            )
         else:
             self.pickles(source, offset, offset + nbytes, name, certain=certain)
+
+    def array(self, source, offset, end, name):
+        """Look at an array in the .npy format: one of objects is a pickle, and its header may hide that; how many pickles."""
+        head = bytes(source.read(offset, min(end - offset, HEAD_NBYTES)))
+        at = 10 if head[6:7] == b"\1" else 12  # where the header's text begins
+        begin = at + int.from_bytes(head[8:at], "little")
+        if not head.startswith(NPY_MAGIC):
+            return 0
+        objects = b"O" in head[at:begin].partition(b"shape")[0]
+        return self.pickles(source, min(end, offset + begin), end, name, certain=objects)
 
     def nested(self, source, name, offset, nbytes):
         """Look at a file of its own inside of an archive."""

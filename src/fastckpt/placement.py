@@ -16,6 +16,28 @@ def level_of_caller():
     return level
 
 
+def is_fake():
+    """Whether torch makes fake tensors: in a mode that says so, or while it traces."""
+    # Both are quick to ask for; detect_fake_mode goes through all that there is, and nearly always there is nothing.
+    if not torch._C._len_torch_dispatch_stack() and torch._guards.TracingContext.try_get() is None:
+        return False
+    return torch._guards.detect_fake_mode(None) is not None
+
+
+def checked(moved, storage):
+    """What a caller's map_location made of a storage. torch takes what is shorter, and makes it longer by what is in memory."""
+    if not torch.is_storage(moved):
+        raise TypeError(
+            f"map_location(storage, location) gave a {type(moved).__name__}; a storage is expected, or None"
+        )
+    if moved.nbytes() < storage.nbytes():
+        raise ValueError(
+            f"map_location(storage, location) gave a storage of {moved.nbytes()} bytes for one of {storage.nbytes()}; all of "
+            f"them are needed"
+        )
+    return moved
+
+
 class Placement:
     """Where storages go: ``map_location`` as torch.load takes it, and a device that is not here is no error."""
 
@@ -35,7 +57,7 @@ class Placement:
         self.map_location = map_location
         self.missing = set()  # locations that were warned about
         # Under FakeTensorMode there is no memory: tensors say where they would be.
-        self.fake = torch._guards.detect_fake_mode(None) is not None
+        self.fake = is_fake()
 
     @property
     def reads_nothing(self):
@@ -59,7 +81,7 @@ class Placement:
         """A CPU storage, moved to where it belongs."""
         if callable(self.map_location):
             moved = self.map_location(storage, location)
-            return self.restore(storage, location) if moved is None else moved
+            return self.restore(storage, location) if moved is None else checked(moved, storage)
         return self.restore(storage, self.location(location), mapped=self.maps(location))
 
     def maps(self, location):

@@ -16,15 +16,16 @@ class Records:
     __slots__ = ("crc32", "method", "names", "nbytes", "offset", "stored_nbytes")
 
     def __init__(self, names, offset, nbytes, stored_nbytes=None, crc32=None, method=None):
-        def column(values, default):
-            return np.ascontiguousarray(default if values is None else values, dtype=np.int64)
+        def column(values):
+            return np.ascontiguousarray(values, dtype=np.int64)
 
         self.names = names
-        self.offset = column(offset, None)
-        self.nbytes = column(nbytes, None)
-        self.stored_nbytes = column(stored_nbytes, self.nbytes)
-        self.crc32 = column(crc32, np.full(len(self.offset), NO_CRC))
-        self.method = column(method, np.zeros(len(self.offset)))
+        self.offset = column(offset)
+        self.nbytes = column(nbytes)
+        self.stored_nbytes = self.nbytes if stored_nbytes is None else column(stored_nbytes)
+        count = len(self.offset)
+        self.crc32 = column(np.full(count, NO_CRC) if crc32 is None else crc32)
+        self.method = column(np.zeros(count) if method is None else method)
 
     def __len__(self):
         return len(self.offset)

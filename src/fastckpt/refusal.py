@@ -5,8 +5,13 @@ from .ratings import DANGEROUS, rate
 
 
 def unsafe_name(where, qualname, note="", *, scripted=False, path=None, record=None):
-    """The refusal of a class or function that is not known to be plain data; ``note`` says more of it."""
+    """The refusal of a class or function that is not known to be plain data
+
+    ``note`` says what is made of a name that is known: no class that is allowed helps then, and scan may find nothing.
+    """
     reason = danger_of(qualname)
+    found = "which is not known to be plain data"
+    run = "weights_only=False runs the pickle, and scan says what that would do"
     if scripted:
         remedy = "This is a TorchScript archive: torch.jit.load runs it, unknown='opaque' gives its tensors as data"
     elif reason:
@@ -14,12 +19,14 @@ def unsafe_name(where, qualname, note="", *, scripted=False, path=None, record=N
             "scan says what else the file would do, unknown='opaque' loads the rest with inert stand-ins; never load it with "
             "weights_only=False"
         )
+    elif note:
+        found = "which is not made here, whatever it holds"
+        remedy = f"unknown='opaque' loads the rest with inert stand-ins; {run}"
     else:
         remedy = (
-            "unknown='opaque' loads the rest with inert stand-ins, torch.serialization.add_safe_globals allows a class you "
-            "trust; weights_only=False runs the pickle, and scan says what that would do"
+            f"unknown='opaque' loads the rest with inert stand-ins, torch.serialization.add_safe_globals allows a class you "
+            f"trust; {run}"
         )
-    found = "which is not known to be plain data"
     if reason:
         found += f" and is dangerous: it {reason}"
     return UnsafePickleError(

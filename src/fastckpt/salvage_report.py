@@ -8,7 +8,8 @@ from .ratings import DANGEROUS
 from .terminal import in_lines
 
 SHOWN = 20  # names in the text of a report
-CONTRADICTION = "contradiction"  # the kind of a finding: two places of the file disagree about a record that is kept
+# Kinds of findings: two places of the file disagree about a record that is kept; there is a checkpoint of which nothing is kept.
+CONTRADICTION, SECOND_ARCHIVE = "contradiction", "second_archive"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +36,10 @@ class SalvageReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is lost, nothing that is kept is contradicted (all of it is of one save), and nothing is dangerous."""
+        """Whether nothing is lost, left behind or dangerous, and nothing that is kept is contradicted: all is of one save."""
         return not self.lost and not any(
-            each.kind == CONTRADICTION or each.kind.startswith(DANGEROUS) for each in self.findings
+            each.kind in (CONTRADICTION, SECOND_ARCHIVE) or each.kind.startswith(DANGEROUS)
+            for each in self.findings
         )
 
     def as_dict(self) -> dict[str, Any]:

@@ -76,10 +76,11 @@ def salvage(
     threads, progress, limits: as for ``load``. The file is read twice: to see what is whole, and to copy it.
 
     What needs lost data goes with it: entries of dicts vanish, None takes the place of members of lists and tuples. Data whose
-    checksum is wrong is lost; legacy and tar files have none.
+    checksum is wrong is lost; legacy and tar files have none. Of several checkpoints in a file, the first is taken: a finding.
 
     Returns a SalvageReport: ``kept`` and ``lost`` tensors by name. Raises FormatError where the object's pickle is damaged, so
-    that nothing has a name, or where nothing is left; FileExistsError, OSError, and what ``load`` raises of limits.
+    that nothing has a name, where nothing is left, or for an archive of something else; FileExistsError, OSError, and what
+    ``load`` raises of limits.
     """
     check_types(progress, limits)
     check_threads(threads)

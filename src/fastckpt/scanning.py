@@ -97,7 +97,7 @@ class ScanReport:
 
     @property
     def ok(self) -> bool:
-        """Whether all was read, and everything that is named is known to be plain data."""
+        """Whether all was read, and everything that is named is known to be plain data (load makes not all of that)."""
         return not self.findings
 
     @property
@@ -112,9 +112,10 @@ class ScanReport:
 
     def __str__(self) -> str:
         names = {name.qualname for pickle in self.pickles for name in pickle.names}
+        is_named = any(f.kind.startswith(UNKNOWN) for f in self.findings)
         verdict = {
             KNOWN: "nothing but plain data" if self.pickles else "no pickle was found",
-            UNKNOWN: "something that is not known",
+            UNKNOWN: "something that is not known" if is_named else "not all of it could be read",
             DANGEROUS: "DANGEROUS",
         }
         summary = f"{self.name}: {verdict[self.rating]}; {self.kind}, pickles: {len(self.pickles)}, different names: {len(names)}"
@@ -126,10 +127,12 @@ def scan(f, *, limits: Limits | None = None) -> ScanReport | ShardedReport:
 
     f: path (str, bytes, PathLike), descriptor, bytes-like object, mmap, or seekable binary file object, of a checkpoint in any
         of its three containers or of anything else with a pickle in it: bare ones, all that stand one behind the other, those in
-        any record of an archive and in archives inside of it. A folder with shards, or their index, gives a ShardedReport.
+        any record of an archive and in archives inside of it, arrays of objects in the .npy format.
+        A folder with shards, or their index, gives a ShardedReport.
     limits: a Limits; scan_events bounds what is listed.
 
-    What is damaged or broken off is reported together with all that could be read.
+    What is damaged or broken off is reported together with all that could be read; so is what is compressed inside of an archive,
+    which is not unpacked (but for ZIP's own deflate).
     Raises FormatError (with what the file looks like instead) where there is no pickle, TypeError, OSError.
     """
     f = weights_of(f)

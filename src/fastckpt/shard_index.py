@@ -36,14 +36,17 @@ def weights_of(f):
     """
     if not isinstance(f, (str, os.PathLike)) and not (type(f) is bytes and is_path(f)):
         return f
+    try:
+        if not stat.S_ISDIR(os.stat(f).st_mode):
+            return f
+    except (OSError, ValueError):  # who opens it will say
+        return f
     # Twice for the file: a save that turns an index into one file lets go of the index only when the file is there.
     for name in (SINGLE, INDEX, SINGLE):
         path = os.path.join(os.fsdecode(f), name)
         if os.path.isfile(path):
             return path
-    if os.path.isdir(f):
-        raise IsADirectoryError(errno.EISDIR, no_checkpoint(f), os.fsdecode(f))
-    return f
+    raise IsADirectoryError(errno.EISDIR, no_checkpoint(f), os.fsdecode(f))
 
 
 def no_checkpoint(folder):

@@ -123,6 +123,7 @@ class ShardedCheckpoint(Mapping[Any, LazyTensor]):
         return LazyTensor(shard, leaf)
 
     def __contains__(self, name: object) -> bool:
+        self._check_open()
         return self._tensors.get(name) is not None
 
     def get(self, name: Any, default: Any = None) -> Any:
@@ -132,17 +133,17 @@ class ShardedCheckpoint(Mapping[Any, LazyTensor]):
         return self[name]
 
     def __iter__(self) -> Iterator[str]:
-        for part in self.parts:
-            part.source.check_open()
+        self._check_open()
         return iter(self._tensors.leaves)
 
     def __len__(self) -> int:
+        self._check_open()
         return len(self._tensors.leaves)
 
     def __repr__(self):
-        return (
-            f"<{type(self).__name__} {self.name!r}, {len(self.shards)} shards, {len(self)} tensors>"
-        )
+        closed = any(part.source.closed for part in self.parts)
+        state = "closed" if closed else f"{len(self)} tensors"
+        return f"<{type(self).__name__} {self.name!r}, {len(self.shards)} shards, {state}>"
 
     # -- the object
 
@@ -254,7 +255,12 @@ class ShardedCheckpoint(Mapping[Any, LazyTensor]):
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def _check_open(self):
+        for part in self.parts:
+            part.source.check_open()
+
     def __reduce__(self):
+        self._check_open()
         fingerprints = {file: shard.source.fingerprint for file, shard in self.shards.items()}
         return _open_again, (self.name, self._options, fingerprints)
 

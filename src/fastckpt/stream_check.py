@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .checking import Check
+from .checking import Check, NoCheckpoint
+from .containers._tar_members import is_of_something_else
 from .errors import CheckpointError
 from .verify_report import (
     DAMAGED,
@@ -34,6 +35,8 @@ class StreamCheck(Check):
         try:
             contents = self.container(self.source, problems, limits=self.limits)
         except CheckpointError as error:
+            if self.kind == "tar" and is_of_something_else(self.source):
+                return NoCheckpoint(self.source).report(error)
             self.add_error("bad_stream", error)
             if self.kind == "tar" or REFUSED_STREAM.search(str(error)):
                 self.reasons.append(str(error))

@@ -15,6 +15,7 @@ from .errors import CheckpointError, FormatError, without_object
 from .findings import Finding
 from .nodes import Opaque
 from .records import Records
+from .second_archives import checkpoint_behind, second_archive
 
 LOOK = 1 << 20  # bytes that are looked at together
 # A disk writes no less at a time.
@@ -54,6 +55,9 @@ class _Recovery:
         message = "the format has no checksums: what is kept was written to its end, and more cannot be told"
         self.findings.append(Finding("no_checksums", f"{self.source.name}: {message}"))
         self._note_zeros()
+        at = checkpoint_behind(self.source, self.end)
+        if at is not None:
+            self.findings.append(second_archive(self.source, at, 0))
 
     def _note_zeros(self):
         """Say of a last storage that ends in zeros that it may be one in which a copy stopped: nothing behind it tells."""

@@ -57,7 +57,7 @@ class ZipSurvey:
             self.end, others, tail = find_end(source)
         except FormatError as error:
             raise NoDirectory(
-                f"{error}; salvage gets out what is there without it",
+                f"{error}; salvage gets out what is there without it, if the pickle of the object is",
                 path=error.path,
                 offset=error.offset,
             ) from None
@@ -211,7 +211,7 @@ class ZipSurvey:
         local = self.local = LocalHeaders(self.source, self.directory, columns)
         names = ("FLAGS", "METHOD", "STORED", "NBYTES", "LIMIT")
         flags, method, stored, nbytes, limit = (columns[getattr(_zip, name)] for name in names)
-        for i in np.flatnonzero(unusable_rows(flags, method, stored, nbytes)):
+        for i in np.flatnonzero(unusable_rows(columns)):
             _, problem = unusable(*(int(c[i]) for c in (flags, method, stored, nbytes)))
             self._refuse(i, "unusable_entry", problem)
         for i in np.flatnonzero(~local.present):

@@ -47,11 +47,14 @@ def is_torchs_own(name, cls):
 
 
 class TorchBridge:
-    """Makes torch objects over the memory that ``places`` (reading.Places) gives."""
+    """Makes torch objects over the memory that ``places`` (reading.Places) gives.
 
-    def __init__(self, places, placement, *, allowed=None, unknown="error", where=""):
+    ``allowed()`` gives what the user allowed, by qualified name.
+    """
+
+    def __init__(self, places, placement, *, allowed=dict, unknown="error", where=""):
         self.places, self.placement, self.where = places, placement, where
-        self.allowed = allowed or {}
+        self.allowed = allowed
         self.unknown = unknown
         self.made = {}  # index of a storage -> torch.UntypedStorage
         self.first = []  # the tensors of the native loop, by the index of their storage
@@ -148,8 +151,8 @@ class TorchBridge:
             return self.name(value.path)
         if value is not MISSING:
             return value
-        if name.qualname in self.allowed:
-            return self.allowed[name.qualname]
+        if name.qualname in self.allowed():
+            return self.allowed()[name.qualname]
         return self.opaque(Opaque(name.qualname))
 
     def size(self, sizes):
@@ -357,7 +360,7 @@ class TorchBridge:
 
     def keeps(self, opaque):
         """Whether an unknown object stays what it is; an error where it may not and the user allowed no such class."""
-        if opaque.qualname in self.allowed:
+        if opaque.qualname in self.allowed():
             return False
         if self.unknown != "opaque":
             raise unsafe_name(self.where, opaque.qualname)
@@ -366,7 +369,7 @@ class TorchBridge:
     def opaque(self, node):
         if self.keeps(node):
             return node
-        cls = self.allowed[node.qualname]
+        cls = self.allowed()[node.qualname]
         if node.args is None:
             return cls
         return (

@@ -17,6 +17,10 @@ DLPACK = tuple(_DLPACK_NAMES.get(row.name) for row in DTYPES)
 FROM_DLPACK = torch._C._from_dlpack
 
 
+# A subclass, such as a DTensor, may have its memory elsewhere, or none.
+PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.nn.Parameter))
+
+
 def torch_dtype(code):
     dtype = DTYPE_OF[code]
     if dtype is None:
@@ -57,6 +61,23 @@ def dense_tensor(owner, code, shape):
     return torch.frombuffer(owner, dtype=torch.uint8).view(dtype).view(shape)
 
 
+def memory_problem(tensor):
+    """What is wrong with the memory of a tensor that is to be written to, None where all of its elements have some.
+
+    ``storage.resize_`` takes memory away from tensors that stay as large as they were (FSDP does so), and torch's own
+    functions write to it all the same.
+    """
+    plain = type(tensor) in PLAIN_TENSORS and tensor.layout is torch.strided
+    if not plain or tensor.is_nested or tensor.is_meta or not tensor.numel():
+        return None
+    last = sum([(n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)])
+    needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    there = tensor.untyped_storage().nbytes()
+    if needed <= there:
+        return None
+    return f"its storage was freed or resized: it has {there} bytes, and the elements need {needed}"
+
+
 def bytes_of(out, spec):
     """The memory of a CPU tensor that takes the values of ``spec``, as flat bytes."""
     if out.dtype is not torch_dtype(spec.dtype) or tuple(out.shape) != spec.shape:
@@ -68,4 +89,6 @@ def bytes_of(out, spec):
         raise ValueError(
             "out: a contiguous tensor on the CPU, with values as they lie there, is needed"
         )
+    if problem := memory_problem(out):
+        raise ValueError(f"out: {problem}")
     return out.detach().reshape(-1).view(torch.uint8).numpy()

@@ -45,7 +45,8 @@ class VerifyReport:
     ``container``: "zip", "legacy", "tar", or "unknown" for what is no checkpoint: then the one finding says what it is instead.
     ``records``: every record, in the order of the directory, then those that are missing. ``findings``: what is wrong; ``ok`` is
     that there are none. ``notes``: what is legal and worth knowing. ``torch_accepts``: whether torch.load(weights_only=True) of
-    torch 2.13 would take the file, which checks no checksum, and read the records that are meant; ``torch_reasons`` says why not.
+    torch 2.13 would take the file, which checks no checksum, and read the records that are meant, in a process that has allowed
+    nothing by add_safe_globals: a report is about the file. ``torch_reasons`` says why not.
     It is None where that cannot be told, and ``torch_untold`` says why: the object is refused here by a rule that torch may not have.
     ``unreached_nbytes``: bytes of storages that no tensor reaches, counted from each tensor's first element to its last.
     """

@@ -19,13 +19,16 @@ class DirectoryClaims:
 
     ``prefix`` is the folder of the checkpoint with its slash, None where that is not to be told; ``claims`` has lists of Claims
     by name, without the folder. ``guesses`` are others, for records that those are wrong about: torch's writer leaves no choice
-    where the data behind a damaged local header begins. ``no_pickle`` is the error for an archive that is no checkpoint.
+    where the data behind a damaged local header begins. ``no_pickle`` is the error for an archive that is no checkpoint;
+    ``ends`` says then where its records end, by where their headers stand, if these have the names that the directory gives.
+    ``end`` is where the archive ends.
     Raises FormatError where there are two checkpoints.
     """
 
     def __init__(self, source):
         self.source, self.prefix, self.no_pickle = source, None, None
-        self.claims, self.guesses, self.findings = {}, {}, []
+        self.claims, self.guesses, self.findings, self.ends = {}, {}, [], {}
+        self.end = source.nbytes
         try:
             end, _, tail = find_end(source)
         except FormatError as error:
@@ -62,19 +65,24 @@ class DirectoryClaims:
             raise FormatError(f"{self.source.name}: a ZIP archive with {two_checkpoints(prefixes)}")
         names = list(RecordNames(text, columns, 0))
         if prefixes and self._is_borne_out(prefixes[0], names, columns[_zip.HEADER]):
-            self.prefix = prefixes[0]
+            self.prefix, self.end = prefixes[0], end.end
             self._claim(names, columns, end)
         else:
             self.no_pickle = no_pickle(self.source, names)
+            for name, at, stored in zip(
+                names, columns[_zip.HEADER].tolist(), columns[_zip.STORED].tolist(), strict=True
+            ):
+                if (header := self._header(name, at)) is not None:
+                    self.ends[at] = header.data + stored
 
     def _is_of_another(self, end, headers):
-        """Whether the directory is that of an archive inside of the one that begins at byte 0, whose own is gone."""
+        """Whether the directory is that of an archive inside of the one that begins at byte 0, or behind it."""
         begin = int(headers.min(initial=end.directory))
         if not begin:
             return False
         inside = self.source.read(0, 4) == LOCAL_SIGNATURE
         problem = f"the ZIP directory at byte {end.directory} is that of an archive that begins at byte {begin}"
-        problem += ", inside of the one that begins at byte 0" if inside else ""
+        problem += ", and another one begins at byte 0" if inside else ""
         self.findings.append(
             Finding("foreign_directory", f"{self.source.name}: {problem}", None, end.directory)
         )
@@ -92,11 +100,10 @@ class DirectoryClaims:
         return header if header and header.name.replace("\\", "/") == name else None
 
     def _claim(self, names, columns, end):
-        flags, method, stored, nbytes, crc32, headers = (
-            columns[getattr(_zip, name)]
-            for name in ("FLAGS", "METHOD", "STORED", "NBYTES", "CRC", "HEADER")
+        method, stored, nbytes, crc32, headers = (
+            columns[getattr(_zip, name)] for name in ("METHOD", "STORED", "NBYTES", "CRC", "HEADER")
         )
-        usable = ~unusable_rows(flags, method, stored, nbytes)
+        usable = ~unusable_rows(columns)
         # Nothing is read twice, however often a directory speaks of it; local headers tell who is right.
         _zip.set_limits(columns, np.argsort(headers, kind="stable"), len(names), end.directory)
         usable &= stored <= columns[_zip.LIMIT] - headers - LOCAL_NBYTES - columns[_zip.NAME_NBYTES]

@@ -28,6 +28,7 @@ from .findings import Finding
 from .materialize import checksums
 from .records import NO_CRC, Records
 from .salvage_report import CONTRADICTION
+from .second_archives import checkpoint_behind, second_archive, second_pickle
 from .zip_claims import DirectoryClaims
 
 FORMAT_VERSION, ALIGNMENT_RECORD = ".format_version", ".storage_alignment"
@@ -104,7 +105,8 @@ class ZipRecovery:
         """The folder of the first data.pkl that a local header names."""
         header = self.walker.next_header(0)
         while header is not None and not f"/{header.name}".endswith(f"/{PICKLE}"):
-            header = self.walker.next_header(header.data)
+            # One that lies in a record of an archive that is no checkpoint is that record's.
+            header = self.walker.next_header(self.directory.ends.get(header.at, header.data))
         if header is None:
             raise self._without_pickle()
         return header.name.removesuffix(PICKLE)
@@ -250,6 +252,7 @@ class ZipRecovery:
             finding for name, finding in self.problems.items() if name not in self.whole
         ]
         self._note_contradictions()
+        self._look_for_second_archive()
         self._note_unchecked()
 
     def _find_others(self, row_of):
@@ -334,6 +337,15 @@ class ZipRecovery:
                 self.findings.append(
                     Finding(CONTRADICTION, f"{where}: {problem}", name, claim.offset)
                 )
+
+    def _look_for_second_archive(self):
+        """Say where another checkpoint begins: behind the directory or, where that is of no use, with a pickle in no whole record."""
+        if self.directory.prefix is None:
+            at = second_pickle(self.source, [whole.claim for whole in self.whole.values()])
+        else:
+            at = checkpoint_behind(self.source, self.directory.end)
+        if at is not None:
+            self.findings.append(second_archive(self.source, at, self.whole[PICKLE].claim.offset))
 
     def _note_unchecked(self):
         count = sum(

@@ -45,6 +45,14 @@ def checkpoint_members(source):
     raise FormatError(f"{source.name}: {message}", path=source.name)
 
 
+def is_of_something_else(source):
+    """Whether a tar, whole as it is, has nothing of a checkpoint."""
+    try:
+        return not any(name in NEEDED for name in tar_members(source))
+    except FormatError:
+        return False
+
+
 def tar_members(source, members=None):
     """Walk a tar: name -> (offset, nbytes) of every file in it, a leading "./" taken off.
 

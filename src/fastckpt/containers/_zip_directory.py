@@ -8,11 +8,7 @@ from ..records import DEFLATED, STORED
 from ._zip_end import CUT_IT
 from ._zip_names import RecordNames
 
-# Deflate makes at most 258 bytes out of 2 bits; zlib's own documentation gives this ratio.
-MOST_INFLATION = 1032
-
-
-LOCAL_NBYTES = 30
+LOCAL_NBYTES, MOST_INFLATION = 30, _zip_local.MOST_INFLATION
 METHODS = {
     1: " (shrink)",
     6: " (implode)",
@@ -24,14 +20,11 @@ METHODS = {
 }
 
 
-def unusable_rows(flags, method, stored, nbytes):
-    """Which entries, given in columns, cannot be read by what the directory says of them."""
-    wrong = (flags & _zip_local.UNREADABLE) != 0
-    wrong |= (method != STORED) & (method != DEFLATED)
-    wrong |= (method == STORED) & (stored != nbytes)
-    # an empty deflate stream has two bytes; no sum or product here leaves 64 bits
-    wrong |= (method == DEFLATED) & (nbytes // MOST_INFLATION > stored)
-    return wrong | (nbytes > 0) & (stored == 0)
+def unusable_rows(columns):
+    """Which entries cannot be read by what the directory says of them."""
+    marks = np.empty(columns.shape[1], dtype=bool)
+    _zip_local.unusable_rows(columns, len(marks), marks.view(np.uint8))
+    return marks
 
 
 def unusable(flags, method, stored, nbytes):

@@ -80,14 +80,12 @@ def find_prefixes(names, columns):
     _zip.set_kinds(names, columns, columns.shape[1])
     text = RecordNames(names, columns, 0)
     rows = np.flatnonzero(columns[_zip.KIND] == _zip.IS_PICKLE)
-    prefixes = sorted(
-        dict.fromkeys(text[row].removesuffix(PICKLE) for row in rows),
-        key=lambda prefix: prefix.count("/"),
-    )
+    prefixes = list(dict.fromkeys([text[row].removesuffix(PICKLE) for row in rows.tolist()]))
+    if len(prefixes) < 2:
+        return prefixes
+    prefixes.sort(key=lambda prefix: prefix.count("/"))
     # a storage may have any key, and TorchScript code any module name
-    inside = (
-        tuple(prefixes[0] + folder for folder in (*STORAGE_FOLDERS, "code/")) if prefixes else ()
-    )
+    inside = tuple(prefixes[0] + folder for folder in (*STORAGE_FOLDERS, "code/"))
     return prefixes[:1] + [other for other in prefixes[1:] if not other.startswith(inside)]
 
 

@@ -99,8 +99,18 @@ def ends_in_archive(source):
 SAFETENSORS = "safetensors.torch.load_file reads it"
 UNPACK = "unpack it first, then load what was in it"
 
-# (where, bytes, what it is, what to do)
+# (where, bytes, what it is, what to do), of what is to be unpacked before anything can be said of what is in it.
+PACKED = (
+    (0, b"\x1f\x8b", "gzip-compressed", "unpack it first, or pass gzip.open(path)"),
+    (0, b"BZh", "bzip2-compressed", "unpack it first, or pass bz2.open(path)"),
+    (0, b"\xfd7zXZ\0", "xz-compressed", "unpack it first, or pass lzma.open(path)"),
+    (0, b"\x28\xb5\x2f\xfd", "zstd-compressed", UNPACK),
+    (0, b"\x04\x22\x4d\x18", "lz4-compressed", UNPACK),
+    (0, b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive", UNPACK),
+    (0, b"Rar!\x1a\x07", "a RAR archive", UNPACK),
+)
 SIGNATURES = (
+    *PACKED,
     (
         0,
         b"\x93FCKPTS\n",
@@ -119,13 +129,6 @@ SIGNATURES = (
         "a git-lfs pointer in place of the file itself",
         "run 'git lfs pull'",
     ),
-    (0, b"\x1f\x8b", "gzip-compressed", "unpack it first, or pass gzip.open(path)"),
-    (0, b"BZh", "bzip2-compressed", "unpack it first, or pass bz2.open(path)"),
-    (0, b"\xfd7zXZ\0", "xz-compressed", "unpack it first, or pass lzma.open(path)"),
-    (0, b"\x28\xb5\x2f\xfd", "zstd-compressed", UNPACK),
-    (0, b"\x04\x22\x4d\x18", "lz4-compressed", UNPACK),
-    (0, b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive", UNPACK),
-    (0, b"Rar!\x1a\x07", "a RAR archive", UNPACK),
     (0, b"GGUF", "a GGUF model (llama.cpp)", "the gguf package reads it"),
     (0, b"lmgg", "a GGML model (old llama.cpp)", "llama.cpp converts it to GGUF"),
     (0, b"fmgg", "a GGML model (old llama.cpp)", "llama.cpp converts it to GGUF"),
@@ -165,6 +168,11 @@ def foreign_format(head, source):
     if head[8:9] == b"{" and 2 <= header_nbytes <= source.nbytes - 8:
         return f"a file in the safetensors format, whatever its name says; {SAFETENSORS}"
     return pickle_problem(head, source) or onnx_problem(head)
+
+
+def packing(head):
+    """How bytes are packed, None where they are not."""
+    return next((what for at, magic, what, _ in PACKED if head[at:].startswith(magic)), None)
 
 
 def by_signature(head, signatures):

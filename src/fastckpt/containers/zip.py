@@ -20,7 +20,6 @@ from ._zip_directory import (
     read_directory,
     unify_separators,
     unusable,
-    unusable_rows,
 )
 from ._zip_end import find_end, two_directories
 from ._zip_names import (
@@ -152,34 +151,18 @@ class ZipContainer:
 
         Checks their local headers against the directory. Raises FormatError or UnsupportedError, naming the record.
         """
-        rows = np.asarray(rows, dtype=np.int64)
-        rows = rows[self.records.offset[rows] < 0]
-        if not len(rows):
-            return
-        self._check_usable(rows)
-        headers = self._columns[_zip.HEADER][rows]
-        if not _zip.is_ascending(headers):
-            rows = rows[np.argsort(headers, kind="stable")]
-        status, wrong = _zip_local.locate(
+        status, row = _zip_local.locate(
             self._directory,
             self._columns,
             len(self.records),
-            rows,
+            np.asarray(rows, dtype=np.int64),
             self.records.offset,
             self.source,
         )
+        if status == _zip_local.LOCAL_UNUSABLE:
+            raise self._unusable(row)
         if status != _zip_local.LOCAL_OK:
-            raise self._local_error(status, int(rows[wrong]))
-
-    def _check_usable(self, rows):
-        """See that entries can be read at all, by what the directory says of them."""
-        flags = self._columns[_zip.FLAGS][rows]
-        method, stored, nbytes = (
-            c[rows] for c in (self.records.method, self.records.stored_nbytes, self.records.nbytes)
-        )
-        wrong = unusable_rows(flags, method, stored, nbytes)
-        if wrong.any():
-            raise self._unusable(int(rows[wrong.argmax()]))
+            raise self._local_error(status, row)
 
     def _unusable(self, row):
         columns = (self.records.method, self.records.stored_nbytes, self.records.nbytes)

@@ -6,6 +6,7 @@ wanted for what stands around the data, which ``frames`` makes when all are know
 
 import hashlib
 import os
+import struct
 
 import numpy as np
 
@@ -26,6 +27,12 @@ LOCAL = np.dtype(
      ("stored", "<u4"), ("nbytes", "<u4"), ("name_nbytes", "<u2"), ("extra_nbytes", "<u2")]
 )  # fmt: skip
 CENTRAL_NBYTES = 46
+# APPNOTE 4.3.14 to 4.3.16
+END_64, LOCATOR, END = (
+    struct.Struct("<4sQHHIIQQQQ"),
+    struct.Struct("<4sIQI"),
+    struct.Struct("<4sHHHHIIH"),
+)
 END_RECORDS_NBYTES = END_64_NBYTES + LOCATOR_NBYTES + END_NBYTES
 
 
@@ -94,20 +101,13 @@ class ZipLayout:
     def columns(self, crc32, address=0):
         """What ``render`` and ``frames`` go by: ``crc32`` are the checksums of the records, ``address`` (0: elsewhere) says where
         the content of each lies."""
-        count = len(self.nbytes)
         names = np.cumsum(self._name_nbytes) - self._name_nbytes
         wide = self._large + 2 * self._far
-        columns = (
-            self.header,
-            self.offset,
-            self.nbytes,
-            names,
-            self._name_nbytes,
-            wide,
-            crc32,
-            address,
-        )
-        return np.array([np.broadcast_to(column, count) for column in columns], dtype=np.int64)
+        places = (self.header, self.offset, self.nbytes, names, self._name_nbytes, wide)
+        columns = np.empty((8, len(self.nbytes)), dtype=np.int64)
+        for column, values in zip(columns, (*places, crc32, address), strict=True):
+            column[:] = values
+        return columns
 
     def render(self, columns, begin, end):
         """The archive's bytes from ``begin`` to ``end``, each the beginning or the end of a record, of its data, or of all: headers,
@@ -135,17 +135,12 @@ class ZipLayout:
     def _end_records(self):
         """zip64 end record, its locator, and the plain end record: torch writes all three, always."""
         count, nbytes, at = len(self.nbytes), self._directory_nbytes(), self.directory
-
-        def field(width, *numbers):
-            most = 256**width - 1
-            return b"".join(min(number, most).to_bytes(width, "little") for number in numbers)
-
+        few = min(count, MAX16)
         return (
-            b"PK\6\6" + field(8, END_64_NBYTES - 12) + field(2, 0x031E, 0x2D) + field(4, 0, 0)
-            + field(8, count, count, nbytes, at)
-            + b"PK\6\7" + field(4, 0) + field(8, at + nbytes) + field(4, 1)
-            + b"PK\5\6" + field(2, 0, 0, count, count) + field(4, nbytes, at) + field(2, 0)
-        )  # fmt: skip
+            END_64.pack(b"PK\6\6", END_64_NBYTES - 12, 0x031E, 0x2D, 0, 0, count, count, nbytes, at)
+            + LOCATOR.pack(b"PK\6\7", 0, at + nbytes, 1)
+            + END.pack(b"PK\5\6", 0, 0, few, few, min(nbytes, MAX32), min(at, MAX32), 0)
+        )
 
 
 def data_offset(header, name_nbytes, nbytes, alignment=ALIGNMENT):

@@ -81,7 +81,8 @@ def load(
 
     f: descriptor, socket, or binary file object with ``readinto`` or ``read``.
     out: tensors to fill instead of making new ones: a module, a state dict, or anything else that holds tensors under the same names.
-        Names, shapes and dtypes are compared before a byte is overwritten.
+        Names, shapes and dtypes are compared before a byte is overwritten; nothing is cast, as ``load_into`` casts. A module's
+        extra states are given to its ``set_extra_state``; hooks of its ``load_state_dict`` do not run.
     strict: with ``out``, raise where names are missing or left over; with False they stay as they are, or are new.
     weights_only: None means True, whatever the environment says of files. False hands the pickle to Python's own unpickler: THE
         SENDER CAN THEN RUN ANY CODE. The format "pytree" is always read as data.
@@ -93,7 +94,8 @@ def load(
     storage that could not be read into its place.
     Raises EOFError (a FormatError) where the stream had ended before, FormatError where it ends within, and ChecksumError,
     UnsupportedError, UnsafePickleError, LimitError, all ValueErrors; RuntimeError where ``out`` does not fit; OSError, and
-    TimeoutError of a socket. After any of them the stream is of no more use.
+    TimeoutError of a socket. After any of them the stream is of no more use. Where tensors of ``out`` were overwritten before it
+    came, an error of the stream says which, one of the system in a note.
     """
     weights_only = weights_only is None or only_weights(weights_only)
     check_options(framework, unknown, weights_only, pickle_module, map_location)

@@ -18,7 +18,7 @@ from .._descriptor import Owned
 from .._flow import ENDED
 from ..destination import Stream, naming
 from ..errors import FormatError
-from ..source import ObjectReader, name_of
+from ..source import ObjectReader, check_descriptor, name_of
 
 # What is read at first of something that says how long it is; then as much again as has arrived.
 FIRST_STEP = 64 << 10
@@ -89,6 +89,7 @@ class Descriptor:
 def descriptor_of(f):
     """The Descriptor of what reads and writes one as it is; None for any other object."""
     if isinstance(f, int) and not isinstance(f, bool):
+        check_descriptor(f)
         return Descriptor(f, f"<descriptor {f}>")
     if type(f) is socket.socket:
         return Descriptor(f.fileno(), "<socket>", f, f.gettimeout())

@@ -115,7 +115,7 @@ def is_storage(value):
 def check_plain(i, tensor):
     with importing:
         from ..describing import is_quantized
-        from ..filling import PLAIN_TENSORS
+        from ..torch_tensors import PLAIN_TENSORS
 
     plain = type(tensor) in PLAIN_TENSORS and str(tensor.layout) == "torch.strided"
     if not plain or tensor.is_nested or tensor.is_meta or is_quantized(tensor.dtype):

@@ -29,7 +29,7 @@ class Arrival:
 
     def __init__(self, contents, wanted, parts=None, limits=None, tell=None):
         self.contents, self.inlet, self.layout = contents, contents.inlet, contents.layout
-        self.tell, self.received = tell, 0  # how many records are in memory, checked or not
+        self.tell, self._flow = tell, None
         self.places = Places(len(contents.unpickled.storages))
         address = self._take_memory(wanted, limits)
         columns = self._columns(address, parts or {})
@@ -83,18 +83,26 @@ class Arrival:
         """
         layout, segments = self.layout, self.segments
         kernel = _crc32.kernel_id(None)
-        flow = Flow(segments.address, segments.nbytes, segments.gap,
-                    segments.crc if layout.sums else None, kernel, self._huge)  # fmt: skip
+        flow = self._flow = Flow(segments.address, segments.nbytes, segments.gap,
+                                 segments.crc if layout.sums else None, kernel, self._huge)  # fmt: skip
         begin, first = 0, 0
         for end, last in zip(layout.ends.tolist(), segments.ends.tolist(), strict=True):
             self.inlet.receive(flow, last, self.name_of, self.tell)
-            self.received = end
             if layout.sums:
                 self._compare(begin, end, first, last - 1)
             if self._swaps:
                 self._swap(first, last)
             yield range(begin, end)
             begin, first = end, last
+
+    def begun(self):
+        """How many records have come to memory, the last of them in part, checked or not."""
+        if self._flow is None:
+            return 0
+        segments, row = self.segments, self._flow.row
+        before = int(segments.nbytes[:row].sum() + segments.gap[:row].sum())
+        row += self._flow.done > before
+        return int(segments.records[:row].max(initial=-1)) + 1
 
     def name_of(self, segment):
         """What a message calls a segment."""

@@ -3,9 +3,9 @@
 from .._spec import StorageRef
 from .._tree import leaves, named_leaves, named_tensors, place, substitute
 from ..dtypes import DTYPES
-from ..errors import ChecksumError, UnsupportedError
-from ..filling import crowded, overwritten, takes_bytes
-from ..into import plan_dict
+from ..errors import CheckpointError, UnsupportedError
+from ..filling import crowded, say_overwritten, takes_bytes
+from ..into import EXTRA_STATE, is_extra, is_of_extra, plan_dict
 from ..lazy import core_of, dtype_of, plain_spec, shape_of
 from ..needs_torch import torch
 from ..plan import root_of, roots_of, with_bytes
@@ -20,13 +20,22 @@ class Coming:
         self.leaf, self.spec, self.shape = leaf, plain_spec(leaf), shape_of(core_of(leaf))
 
 
-def plan_targets(contents, out, strict):
-    """The Copies of a stream into the tensors of ``out``, by name. Raises where something does not fit."""
+def plan_targets(contents, out, extra, strict):
+    """The Copies of a stream into the tensors of ``out``, by name. Raises where something does not fit.
+
+    ``extra`` are the names of the extra states that a module takes, which are not filled; None where ``out`` is no module.
+    """
     found = [(path, t) for path, t in named_leaves(out) if isinstance(t, torch.Tensor)]
     names = names_of([path for path, _ in found])
     there = dict(zip(names, [tensor for _, tensor in found], strict=True))
-    coming = {name: Coming(leaf) for name, leaf in index_of(contents.unpickled.obj).items()}
-    copies, _, _ = plan_dict(there, coming, {}, strict)
+    root, sent = contents.unpickled.obj, frozenset()
+    if extra is not None and isinstance(root, dict):
+        sent = {key for key in root if isinstance(key, str) and is_extra(key)}
+    coming = {
+        name: Coming(leaf) for name, leaf in index_of(root).items() if not is_of_extra(name, sent)
+    }
+    extra = frozenset(extra or ())
+    copies, _, _ = plan_dict(there | dict.fromkeys(extra - sent), coming, sent - extra, strict)
     problems = [problem for copy in copies if (problem := misfit(copy))]
     if problems:
         raise RuntimeError(
@@ -54,6 +63,16 @@ def misfit(copy):
     return None
 
 
+def extra_states(module):
+    """The parts of a module that take an extra state, by its name in the module's state dict."""
+    default = torch.nn.Module.set_extra_state
+    return {
+        f"{path}.{EXTRA_STATE}" if path else EXTRA_STATE: part
+        for path, part in module.named_modules(remove_duplicate=False)
+        if type(part).set_extra_state is not default
+    }
+
+
 def looks_alike(a, b):
     """Whether two tensors that take the same bytes have the same elements then."""
     return (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
@@ -64,10 +83,13 @@ class TargetReader(StreamReader):
 
     def __init__(self, contents, out, strict, **options):
         super().__init__(contents, "torch", "error", None, **options)
-        if isinstance(out, torch.nn.Module):
-            out = out.state_dict()
+        self.extra = {}
+        is_module = isinstance(out, torch.nn.Module)
+        if is_module:
+            self.extra = extra_states(out)
+            out = {key: t for key, t in out.state_dict().items() if not is_extra(key)}
         self.refuse(contents.unpickled.unknown)
-        self.copies = plan_targets(contents, out, strict)
+        self.copies = plan_targets(contents, out, self.extra if is_module else None, strict)
 
     def make(self, root, storages, tensors, limits):
         plan = TargetPlan(self.contents, self.copies)
@@ -78,8 +100,9 @@ class TargetReader(StreamReader):
                 for records in arrival.groups():
                     for row in records:
                         plan.fill(row, bridge)
-            except ChecksumError as error:
-                raise overwritten(error, plan.touched(arrival.received)) from None
+            except (CheckpointError, OSError) as error:
+                say_overwritten(error, plan.touched(arrival.begun()))
+                raise
             plan.fill_late(bridge)
         for copy in self.copies:
             torch.autograd.graph.increment_version(copy.target)
@@ -91,7 +114,11 @@ class TargetReader(StreamReader):
         for index, copy in plan.first.items():
             made[index] = copy.target
         root = placed(root, {copy.name: copy.target for copy in self.copies})
-        return substitute(root, bridge, made, limits)
+        result = substitute(root, bridge, made, limits)
+        for name, part in self.extra.items():
+            if isinstance(result, dict) and name in result:
+                part.set_extra_state(result[name])
+        return result
 
 
 def placed(root, targets):
@@ -183,7 +210,7 @@ class TargetPlan:
             bridge.places.owners[storage.index] = None
 
     def touched(self, count):
-        """The names of tensors that were overwritten when the first ``count`` records have arrived."""
+        """The names of tensors that were overwritten, in part at least, when the first ``count`` records have begun to arrive."""
         direct = [
             copy.name for row in sorted(self._direct) if row < count for copy in self._direct[row]
         ]
