@@ -132,7 +132,7 @@ def test_what_a_callable_may_not_give(location, error, words):
 )
 def test_nonsense(location):
     with pytest.raises(
-        TypeError, match=r"map_location is a .*; None, a device, a dict or a callable is expected"
+        TypeError, match=r"map_location is an? .*; None, a device, a dict or a callable is expected"
     ):
         fastckpt.load(saved([torch.ones(2)]), location)
 
