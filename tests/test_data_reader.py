@@ -11,8 +11,8 @@ import torch
 
 from fastckpt import FormatError, UnsupportedError, save_sharded
 from fastckpt import open as open_checkpoint
-from fastckpt.data import CheckpointReader, MultiReader, Reader, stack
-from readers import Numbers, Stacked, values
+from fastckpt.data import CheckpointReader, DataLoader, MultiReader, Reader, stack
+from readers import Numbers, Stacked, drain, values
 from support import same
 
 # ---- the base class
@@ -107,6 +107,67 @@ def test_a_wrong_count_is_an_error():
 
     with pytest.raises(RuntimeError, match="1 samples were read where 2 were asked for"):
         Greedy(5).read_many([1, 2])
+
+
+class Given(Numbers):
+    """Gives for a batch what ``make`` makes of its positions."""
+
+    def __init__(self, make, count=6):
+        super().__init__(count)
+        self.make = make
+
+    def _read_batch(self, positions):
+        return self.make(torch.from_numpy(positions))
+
+
+class Ragged(Given):
+    def cut_batch(self, batch, start, end):
+        return batch["rows"][batch["ptr"][start] : batch["ptr"][end]]
+
+
+WRONG_BATCHES = {
+    "too few": (lambda p: p[:-1], "1 samples where 2 were"),
+    "too many": (lambda p: torch.cat([p, p]), "4 samples where 2 were"),
+    "none": (lambda p: {"x": p[:0]}, r"0 samples in \['x'\] where 2 were"),
+    "an array": (lambda p: (p, p.numpy()[1:]), r"1 samples in \[1\] where 2 were"),
+    "deep": (lambda p: {"a": [p, {"b": p[1:]}]}, r"1 samples in \['a'\]\[1\]\['b'\] where 2 were"),
+    "texts": (lambda p: {"x": p, "t": ["a"] * 3}, r"3 samples in \['t'\] where 2 were"),
+}
+
+
+@pytest.mark.parametrize("fuse", [1, 2, 3])
+@pytest.mark.parametrize("wrong", WRONG_BATCHES)
+def test_a_wrong_count_in_a_batch_is_an_error(wrong, fuse):
+    make, sentence = WRONG_BATCHES[wrong]
+    reader = Given(make)
+    with pytest.raises(RuntimeError, match=f"<Given, 6 samples>: _read_batch gave {sentence}"):
+        reader.read_batch([1, 2])
+    found = drain(iter(DataLoader(reader, batch_size=2, fuse=fuse)))
+    assert [type(batch) for batch in found] == [RuntimeError] * 3
+    assert all("where 2 were asked for" in str(error) for error in found)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: {"x": p, "all": torch.tensor(3)},
+        lambda p: {"x": p, "all": np.float64(3)},
+        lambda p: [p, {"words": ("a", "b")}, []],
+        lambda p: {"x": p, "own": object()},
+        lambda p: torch.nested.as_nested_tensor([torch.ones(1), torch.ones(2), torch.ones(3)]),
+    ],
+    ids=["no axes", "a number", "texts", "an object", "nested"],
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_what_has_no_rows_is_not_counted(make):
+    Given(make).read_batch([1, 2])
+
+
+def test_batches_of_another_form_are_not_counted():
+    def make(positions):
+        return {"rows": torch.arange(9), "ptr": torch.tensor([0, 4, 9])}
+
+    assert Ragged(make).read_batch([1, 2])["rows"].tolist() == list(range(9))
 
 
 def test_closing():

@@ -16,7 +16,7 @@ from ..near_names import not_found
 from ..rows import Rows
 from ..selection import chooser, dotted
 from ..sharded import ShardedCheckpoint
-from .reader import Reader
+from .reader import Reader, counted
 
 
 class CheckpointReader(Reader):
@@ -109,6 +109,7 @@ class CheckpointReader(Reader):
         names = self._rows.names
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
+    @counted
     def _read_batch(self, positions):
         if self.paths is not None:
             return super()._read_batch(positions)

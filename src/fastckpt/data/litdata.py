@@ -21,7 +21,7 @@ from .litdata_errors import BadItem, Uneven
 from .litdata_index import read_index
 from .litdata_leaves import Elements
 from .litdata_tree import batch_tree
-from .reader import Reader
+from .reader import Reader, counted
 
 # Iterating reads so many samples at a time, or fewer where they are large.
 ITERATED_ITEMS, ITERATED_NBYTES = 256, 8 << 20
@@ -158,6 +158,7 @@ class LitDataReader(Reader):
         except BadItem as error:
             raise self._chunks.bad_item(number, error) from None
 
+    @counted
     def _read_batch(self, positions):
         columns = self._stack(positions)
         if columns is None:

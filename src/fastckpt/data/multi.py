@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .reader import Reader
+from .reader import Reader, counted
 
 
 class MultiReader(Reader):
@@ -81,6 +81,7 @@ class MultiReader(Reader):
                 samples[k] = sample
         return samples
 
+    @counted
     def _read_batch(self, positions):
         if not self.supports_batch:
             return super()._read_batch(positions)

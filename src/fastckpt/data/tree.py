@@ -28,6 +28,31 @@ def is_texts(value):
     return isinstance(value, (list, tuple)) and bool(value) and isinstance(value[0], (str, bytes))
 
 
+def odd_rows(batch, count):
+    """(path, number of rows) of the first leaf of a stacked batch that has other than ``count`` rows; None where none has.
+
+    What is no tensor, array or list of texts, or has no axes, has no number of rows that could be told.
+    """
+    try:
+        shape = getattr(batch, "shape", None)
+    except RuntimeError:  # torch's nested tensors
+        return None
+    if isinstance(shape, tuple):
+        return ("", shape[0]) if shape and shape[0] != count else None
+    if isinstance(batch, Mapping):
+        parts = batch.items()
+    elif is_texts(batch):
+        return ("", len(batch)) if len(batch) != count else None
+    elif isinstance(batch, (tuple, list)):
+        parts = enumerate(batch)
+    else:
+        return None
+    for key, part in parts:
+        if found := odd_rows(part, count):
+            return f"[{key!r}]{found[0]}", found[1]
+    return None
+
+
 def cut(batch, start, end):
     """Samples ``start`` to ``end`` (exclusive) of a stacked batch: views, no copies."""
     if isinstance(batch, Mapping):

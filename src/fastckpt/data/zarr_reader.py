@@ -13,7 +13,7 @@ from ..errors import FormatError, UnsupportedError, short
 from ..importing import importing
 from ..limits import Limits
 from ..loading import check_types, require_torch
-from .reader import Reader
+from .reader import Reader, counted
 from .zarr_batch import GraphBatch
 from .zarr_integrity import IntegrityReport, inspect
 from .zarr_layout import ATOM, EDGE, ROW, open_layout
@@ -33,6 +33,10 @@ class ZarrReader(Reader):
       rows of an append that was cut off are not seen;
     - plain rows: a group of arrays of equal length, of which a sample is a dict of row i of each, or a single array, of which
       a sample is row i.
+
+    A store that was replaced is a FormatError when its arrays are read, where these have another form now; rows that were
+    appended are no error. Other values in arrays of the same form are not noticed; nor is, where the store is no folder, a new
+    form of an array that was read already, whose bytes are then taken for what they are not. ``refresh()`` looks again.
 
     A chunk that is missing reads as the array's fill value, as the format has it, also where it was deleted.
 
@@ -148,6 +152,7 @@ class ZarrReader(Reader):
         """
         return super().read_batch(indices)
 
+    @counted
     def _read_batch(self, positions):
         layout, window = self._window(positions)
         batch = {}

@@ -4,13 +4,14 @@ import collections
 import math
 import os
 import threading
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .._rows import copy_rows
 from ..errors import FormatError, LimitError, UnsupportedError
 from ..limits import Limits
-from .zarr_store import translated
+from .zarr_store import array_anew, metadata_file, translated, version_of
 from .zarr_tensorstore import quicker
 
 # What one call into zarr may decode: it decodes the chunks of a call side by side, and all of them are in memory at once.
@@ -34,6 +35,7 @@ class Rows:
         self.where, self.path, self.axis = where, path, axis
         self.length = array.shape[axis]
         self.shape = array.shape[:axis] + array.shape[axis + 1 :]
+        self.chunks = array.chunks
         if max(array.shape) > MOST_ROWS:
             raise FormatError(
                 f"{where}: array {path!r} has shape {array.shape}, sizes that cannot be; its metadata is damaged"
@@ -52,6 +54,26 @@ class Rows:
             if i != axis
         ]
         self.block_chunks = math.prod(across)
+
+    def check(self, array):
+        """Raise FormatError for an array that does not have these rows any more. It may have got more of them."""
+        if (
+            array.chunks != self.chunks
+            or self._shape_of(array.shape[self.axis]) != array.shape
+            or array.shape[self.axis] < self.length
+            or np.dtype(array.dtype).newbyteorder("=") != self.dtype
+        ):
+            found = f"it has shape {array.shape} of {array.dtype} in chunks of {array.chunks}"
+            raise self._changed(found, self.length, f" in chunks of {self.chunks}")
+
+    def _changed(self, found, count, how=""):
+        return FormatError(
+            f"{self.where}: the store has changed: array {self.path!r}: {found}, {self._shape_of(count)} of {self.dtype}{how} is "
+            "expected; refresh() looks at it again"
+        )
+
+    def _shape_of(self, count):
+        return (*self.shape[: self.axis], count, *self.shape[self.axis :])
 
     def most_rows(self, limits):
         """How many rows may be wanted for one thing, such as a sample."""
@@ -85,12 +107,15 @@ class Rows:
         ):
             if len(first_of_runs) > MOST_SLICES:
                 selected = ranges(starts, ends - starts)
-                runs = [self._oriented(array.oindex[self._along(selected)])]
+                runs = [self._oriented(array.oindex[self._along(selected)], len(selected))]
             else:
                 last_of_runs = np.append(first_of_runs[1:] - 1, len(blocks) - 1)
+                bounds = zip(
+                    starts[first_of_runs].tolist(), ends[last_of_runs].tolist(), strict=True
+                )
                 runs = [
-                    self._oriented(array[self._along(slice(int(starts[a]), int(ends[b])))])
-                    for a, b in zip(first_of_runs, last_of_runs, strict=True)
+                    self._oriented(array[self._along(slice(start, end))], end - start)
+                    for start, end in bounds
                 ]
         if len(runs) == len(blocks):
             return runs
@@ -101,7 +126,10 @@ class Rows:
     def _along(self, selection):
         return (slice(None),) * self.axis + (selection,)
 
-    def _oriented(self, array):
+    def _oriented(self, array, count):
+        # What follows counts in bytes of rows, and casts without a word.
+        if array.shape != self._shape_of(count) or array.dtype.newbyteorder("=") != self.dtype:
+            raise self._changed(f"what was read has shape {array.shape} of {array.dtype}", count)
         return np.ascontiguousarray(np.moveaxis(array, self.axis, 0), self.dtype)
 
 
@@ -230,18 +258,35 @@ class Arrays:
                     plan.copy(k, block, rows, target)
 
 
+class _Opened(NamedTuple):
+    array: Any
+    file: Any  # see version_of
+    version: Any
+
+
 class _Here:
     def __init__(self, root, cache):
         self.pid, self.root, self.cache = os.getpid(), root, cache
-        self._arrays, self._locks = {}, {}
+        self._opened, self._locks = {}, {}
 
-    def array(self, where, path):
-        array = self._arrays.get(path)
-        if array is None:
-            with translated(f"{where}: array {path!r} cannot be opened"):
-                array = quicker(self.root[path] if path else self.root)
-            self._arrays[path] = array
-        return array
+    def array(self, rows):
+        """The array that has these rows, opened again where its metadata were written anew; FormatError if it has others now."""
+        known = self._opened.get(rows.path)
+        if known is None or version_of(known.file) != known.version:
+            known = self._opened[rows.path] = self._open(rows)
+        return known.array
+
+    def _open(self, rows):
+        file = metadata_file(self.root, rows.path)
+        version = version_of(
+            file
+        )  # before they are read: if they are written meanwhile, the next read sees it
+        with translated(
+            f"{rows.where}: array {rows.path!r} cannot be opened as it was before; refresh() looks at the store again"
+        ):
+            array = array_anew(self.root, rows.path)
+            rows.check(array)
+            return _Opened(quicker(array), file, version)
 
     def read(self, rows, numbers):
         """Blocks that were not cached a moment ago. Threads that want the same ones wait for the first of them."""
@@ -249,7 +294,7 @@ class _Here:
             blocks = {number: self.cache.get((rows.path, number)) for number in numbers}
             absent = [number for number in numbers if blocks[number] is None]
             if absent:
-                found = rows.read(self.array(rows.where, rows.path), absent)
+                found = rows.read(self.array(rows), absent)
                 for number, block in zip(absent, found, strict=True):
                     blocks[number] = block
                     self.cache.put((rows.path, number), block)

@@ -51,6 +51,38 @@ def open_store(store, where):
         return zarr.open(store, mode="r")
 
 
+def array_anew(root, path):
+    """An array by its own metadata, as they are now; what is open as ``root`` may hold older copies of them."""
+    with importing:
+        import zarr
+
+    return zarr.open_array(root.store_path / path, mode="r", zarr_format=root.metadata.zarr_format)
+
+
+def folder_of(node):
+    """The folder of a group or an array; None in stores that are none."""
+    root = getattr(node.store_path.store, "root", None)
+    return os.path.join(root, node.path) if root is not None and os.path.isdir(root) else None
+
+
+def metadata_file(root, path):
+    """Where an array's own metadata are; None in stores that are no folders."""
+    folder = folder_of(root)
+    name = "zarr.json" if root.metadata.zarr_format == 3 else ".zarray"
+    return None if folder is None else os.path.join(folder, path, name)
+
+
+def version_of(file):
+    """Another one whenever the file is written anew, or is gone; None for no file."""
+    if file is None:
+        return None
+    try:
+        found = os.stat(file)
+    except OSError as error:
+        return error.errno
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
 def child(where, group, path):
     """An array or a group inside of a group; None where there is none."""
     with translated(f"{where}: the metadata of {path!r} cannot be read"):

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 
 from ..importing import importing
+from .zarr_store import folder_of
 
 # Whether this process was forked by one that may have threads of tensorstore's. They are not there in a child, which would
 # wait for them for ever.
@@ -27,8 +28,8 @@ def quicker(array):
     That is: without tensorstore, in a child that was forked by a process that uses it, in other places than a folder, and
     for codecs and elements that tensorstore does not know.
     """
-    folder = getattr(array.store_path.store, "root", None)
-    if folder is None or not os.path.isdir(folder) or _lacks_threads:
+    folder = folder_of(array)
+    if folder is None or _lacks_threads:
         return array
     try:
         with importing:
@@ -37,7 +38,7 @@ def quicker(array):
         return array
     spec = {
         "driver": "zarr3" if array.metadata.zarr_format == 3 else "zarr",
-        "kvstore": {"driver": "file", "path": os.path.join(folder, array.path)},
+        "kvstore": {"driver": "file", "path": folder},
     }
     try:
         found = tensorstore.open(spec, open=True, read=True).result()
