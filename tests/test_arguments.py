@@ -1,6 +1,7 @@
 """Arguments that cannot be meant are refused before anything is read, in words that say what is expected."""
 
 import io
+import sys
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ FILE = saved({"w": torch.ones(2)})
 REFUSED = {
     "a limit as text": (lambda: Limits(key_depth="a"), TypeError, "key_depth='a': a whole number"),
     "a limit below zero": (lambda: Limits(zarr_chunks=-1), ValueError, "zarr_chunks=-1: at least 0"),
+    "a limit beyond all": (lambda: Limits(key_depth=1 << 5000), ValueError, "key_depth=<int of 5001 bits>: at most"),
     "a limit as a bool": (lambda: Limits(scan_events=True), TypeError, "scan_events=True: a whole"),
     "no limit where there is one": (lambda: Limits(object_depth=None), TypeError, "object_depth=None: a"),
     "stand-ins of a pickle that is run": (
@@ -38,5 +40,7 @@ def test_refused(call, error, words):
         call()
 
 
-def test_limits_that_are_none():
-    assert fastckpt.load(FILE, limits=Limits(key_items=None, stream_nbytes=None))["w"].sum() == 2
+@pytest.mark.parametrize("bound", [None, sys.maxsize])
+def test_no_bounds(bound):
+    limits = Limits(key_items=bound, stream_nbytes=bound, key_depth=sys.maxsize)
+    assert fastckpt.load(FILE, limits=limits)["w"].sum() == 2

@@ -1,8 +1,10 @@
 """How much work a file may cost beyond what its bytes justify."""
 
+import sys
 from dataclasses import dataclass, fields
 
 from .arguments import at_least
+from .errors import short
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,4 +40,8 @@ class Limits:
         for field in fields(self):
             value = getattr(self, field.name)
             if value is not None or field.default is not None:
-                at_least(0, field.name, value)
+                number = at_least(0, field.name, value)
+                if number > sys.maxsize:  # native code counts in 64 bits
+                    raise ValueError(
+                        f"{field.name}={short(number)}: at most {sys.maxsize} is possible"
+                    )
