@@ -18,7 +18,8 @@ FILE = saved({"w": torch.ones(2)})
 REFUSED = {
     "a limit as text": (lambda: Limits(key_depth="a"), TypeError, "key_depth='a': a whole number"),
     "a limit below zero": (lambda: Limits(zarr_chunks=-1), ValueError, "zarr_chunks=-1: at least 0"),
-    "a limit beyond all": (lambda: Limits(key_depth=1 << 5000), ValueError, "key_depth=<int of 5001 bits>: at most"),
+    "a limit beyond all": (lambda: Limits(zarr_chunks=1 << 5000), ValueError, "zarr_chunks=<int of 5001 bits>: at most"),
+    "a limit beyond the stack": (lambda: Limits(key_depth=10_001), ValueError, "10001: at most 10000 is"),
     "a limit as a bool": (lambda: Limits(scan_events=True), TypeError, "scan_events=True: a whole"),
     "no limit where there is one": (lambda: Limits(object_depth=None), TypeError, "object_depth=None: a"),
     "stand-ins of a pickle that is run": (
@@ -42,5 +43,5 @@ def test_refused(call, error, words):
 
 @pytest.mark.parametrize("bound", [None, sys.maxsize])
 def test_no_bounds(bound):
-    limits = Limits(key_items=bound, stream_nbytes=bound, key_depth=sys.maxsize)
+    limits = Limits(key_items=bound, stream_nbytes=bound, key_depth=10_000, object_depth=2**31 - 1)
     assert fastckpt.load(FILE, limits=limits)["w"].sum() == 2

@@ -6,6 +6,9 @@ from dataclasses import dataclass, fields
 from .arguments import at_least
 from .errors import short
 
+# Beyond the first no file would be safe; of the second there is a C int.
+MOST = {"key_depth": 10_000, "object_depth": 2**31 - 1}
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -15,7 +18,8 @@ class Limits:
         four for each of its bytes where that is more. A tuple that holds one tuple twice, two hundred levels deep, has
         2**200 of them in 600 bytes.
     key_collisions: how many different dict keys and set members may have one hash. Python compares each with all others.
-    key_depth: how deep tuples may nest in one key (hashing recurses on the C stack).
+    key_depth: how deep tuples may nest in one key, 10,000 at most: Python hashes them on the C stack, which ends somewhere beyond
+        40,000 where it has 8 MiB.
     object_depth: how deep objects may nest through constructor arguments (lists, dicts and tuples may nest without limit).
     scan_events: how many names and questionable calls a scan of one file lists before it gives up, and how many harmless calls
         before it only counts them.
@@ -41,7 +45,6 @@ class Limits:
             value = getattr(self, field.name)
             if value is not None or field.default is not None:
                 number = at_least(0, field.name, value)
-                if number > sys.maxsize:  # native code counts in 64 bits
-                    raise ValueError(
-                        f"{field.name}={short(number)}: at most {sys.maxsize} is possible"
-                    )
+                most = MOST.get(field.name, sys.maxsize)  # native code counts in 64 bits
+                if number > most:
+                    raise ValueError(f"{field.name}={short(number)}: at most {most} is possible")

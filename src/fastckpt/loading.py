@@ -70,7 +70,7 @@ def load(
     threads: how many threads read; None takes what the process may use, 1 is serial.
     keys: a list of dotted names, a glob pattern or a callable on names: other leaves are absent and not read; the
         containers around them stay, and lists and tuples close up. KeyError for a listed name that is not there, or a pattern that
-        nothing matches; a callable, or an empty list, may choose nothing.
+        nothing matches; a callable, or an empty list, may choose nothing. Of a folder of shards, names are those of its index.
     framework: "torch", or "numpy" for arrays without torch. bfloat16 and float8 come through ml_dtypes where that is installed,
         else as their bits in uint16 and uint8.
     pin_memory: read into page-locked memory of torch's, from which an accelerator copies fast and on its own.
