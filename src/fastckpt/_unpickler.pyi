@@ -1,9 +1,8 @@
 from collections.abc import Callable, Iterable
 from typing import Any, final
 
+from ._pickle_objects import Objects
 from ._spec import Global, StorageSpec, TensorSpec
-from ._stack import Stack
-from ._storages import Storages
 from .errors import FormatError
 from .limits import Limits
 from .nodes import Opaque
@@ -27,27 +26,8 @@ class Unpickled:
     def __init__(self, machine: Any, obj: Any, end: int) -> None: ...
 
 @final
-class Machine(Stack):
-    described: Storages
-    names: list[Global]
-    unknown: list[tuple[str, str]]
+class Machine(Objects):
     undecodable: bytes | None
-    touched: dict[int, tuple[Any, Opaque]]
-    def __init__(self, described: Storages) -> None: ...
-    def note_unknown(self, qualname: str, note: str = "") -> None: ...
-    def spend(self, count: int) -> None: ...
-    def update(self, mapping: Any, pairs: Any) -> None: ...
-    def check_keys(self, items: Any) -> None: ...
-    def tensor(
-        self,
-        ref: Any,
-        offset: Any,
-        size: Any,
-        stride: Any,
-        dtype: int | None = None,
-        requires_grad: bool = False,
-    ) -> TensorSpec: ...
-    def call(self, callee: Any, args: tuple[Any, ...]) -> Any: ...
 
 def unpickle(
     data: Any,
