@@ -48,9 +48,10 @@ sanitize: $(READY)
 	    --ignore=tests/test_asv.py $(ARGS)
 	PYTHONPATH=tests $(PY) scripts/sanitize.py -m fuzz --minutes 1 --seed $(SEED)
 
-# The tests of many threads over modules with the sanitizer of data races, which does not survive a fork.
+# The tests of many threads over modules with the sanitizer of data races, which does not survive a fork. -s: it reports what
+# it finds in tests that pass, too.
 sanitize-threads: $(READY)
-	$(PY) scripts/sanitize.py --threads -m pytest tests/test_hammer.py -k "not fork" $(ARGS)
+	$(PY) scripts/sanitize.py --threads -m pytest -s tests/test_hammer.py -k "not fork" $(ARGS)
 
 build: $(READY)
 	$(PY) -m fastckpt.build

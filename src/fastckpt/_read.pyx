@@ -14,6 +14,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
+from ._atomic cimport ATOMIC_ADD, ATOMIC_GET, ATOMIC_SET
 from ._origin cimport READ_OK, READ_SHORT, Origin, origin_read
 from ._pages cimport (
     HUGE_PAGE, PAGES_GET, PAGES_HUGE, PAGES_SMALL, SLOW_NS, Pages, pages_begin, pages_make_huge, pages_populate,
@@ -31,18 +32,12 @@ cdef extern from "crc32.h" nogil:
 
 cdef extern from * nogil:
     """
-    #define READ_ADD(p, n) ((void) __atomic_fetch_add((p), (n), __ATOMIC_RELAXED))
-    #define READ_GET(p) __atomic_load_n((p), __ATOMIC_RELAXED)
-    #define READ_SET(p, n) __atomic_store_n((p), (n), __ATOMIC_RELAXED)
     #ifdef _OPENMP
     #define READ_OPENMP _OPENMP
     #else
     #define READ_OPENMP 0
     #endif
     """
-    void READ_ADD(int64_t* p, int64_t n)
-    int64_t READ_GET(int64_t* p)
-    void READ_SET(int64_t* p, int64_t n)
     int READ_OPENMP
 
 cdef enum:
@@ -167,7 +162,7 @@ cdef int read_piece(Job* job, Piece* piece, uint8_t* scratch) noexcept nogil:
     cdef const uint8_t* target
     cdef int status
     while done < piece.nbytes:
-        if READ_GET(job.control + STOP):
+        if ATOMIC_GET(job.control + STOP):
             return READ_STOPPED
         n = min(job.chunk, piece.nbytes - done)
         if piece.address:
@@ -183,7 +178,7 @@ cdef int read_piece(Job* job, Piece* piece, uint8_t* scratch) noexcept nogil:
             return status
         if job.want_crc:
             piece.crc = crc32_update(job.kernel, piece.crc, target, n)
-        READ_ADD(job.control + DONE, n)
+        ATOMIC_ADD(job.control + DONE, n)
         done += n
     return READ_OK
 
@@ -223,7 +218,7 @@ cdef bint read_together(Job* job, int64_t first, int64_t last, int64_t end, uint
             piece.crc = crc32_update(job.kernel, 0, data, piece.nbytes)
         piece.status = READ_OK
         nbytes += piece.nbytes
-    READ_ADD(job.control + DONE, nbytes)
+    ATOMIC_ADD(job.control + DONE, nbytes)
     return True
 
 
@@ -231,7 +226,7 @@ cdef void read_unit(Job* job, int64_t unit, uint8_t* scratch) noexcept nogil:
     """Read one unit; it needs nothing but the job, so that any pool of threads can call it."""
     cdef int64_t end = 0, together, i = job.starts[unit], last = job.starts[unit + 1]
     cdef Piece* piece
-    while i < last and not READ_GET(job.control + STOP):
+    while i < last and not ATOMIC_GET(job.control + STOP):
         if scratch != NULL and job.origin.memory == NULL:
             together = neighbours(job, i, last, &end)
             if together - i > 1 and read_together(job, i, together, end, scratch):
@@ -240,7 +235,7 @@ cdef void read_unit(Job* job, int64_t unit, uint8_t* scratch) noexcept nogil:
         piece = job.pieces + i
         piece.status = read_piece(job, piece, scratch)
         if piece.status != READ_OK and not job.go_on:
-            READ_SET(job.control + STOP, 1)
+            ATOMIC_SET(job.control + STOP, 1)
         i += 1
 
 

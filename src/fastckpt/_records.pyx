@@ -5,6 +5,7 @@
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE
 from libc.stdint cimport int64_t
 
+from ._atomic cimport ATOMIC_GET
 from ._held cimport Held, hold, release
 from ._zip_columns cimport METHOD_DEFLATED, MOST_INFLATED
 
@@ -24,7 +25,7 @@ def first_impossible(offset, nbytes, stored_nbytes, method, Py_ssize_t count, ro
     cdef const int64_t* method_at
     cdef const int64_t* row
     cdef Py_ssize_t i, n
-    cdef int64_t stored
+    cdef int64_t stored, begin
     held.count = 0
     try:
         offset_at = <const int64_t*> hold(&held, offset, PyBUF_SIMPLE, count * 8)
@@ -37,7 +38,8 @@ def first_impossible(offset, nbytes, stored_nbytes, method, Py_ssize_t count, ro
             if not 0 <= row[i] < count:
                 raise ValueError(f"row {row[i]} is not one of {count}")
             stored = stored_at[row[i]]
-            if offset_at[row[i]] < 0 or stored < 0 or stored > source_nbytes - offset_at[row[i]]:
+            begin = ATOMIC_GET(offset_at + row[i])  # another thread may be finding it as well
+            if begin < 0 or stored < 0 or stored > source_nbytes - begin:
                 return i
             if nbytes_at[row[i]] < 0:
                 return i

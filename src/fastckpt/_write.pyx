@@ -11,6 +11,7 @@ from libc.errno cimport EINTR, ENOSPC, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
+from ._atomic cimport ATOMIC_ADD, ATOMIC_GET, ATOMIC_SET
 from ._threads cimport team_of
 
 cdef extern from "<unistd.h>" nogil:
@@ -23,16 +24,6 @@ cdef extern from "crc32.h" nogil:
     int crc32_usable(int kernel)
     uint32_t crc32_update(int kernel, uint32_t crc, const void* data, size_t nbytes)
     uint32_t crc32_join(uint32_t first, uint32_t second, uint64_t second_nbytes)
-
-cdef extern from * nogil:
-    """
-    #define WRITE_ADD(p, n) ((void) __atomic_fetch_add((p), (n), __ATOMIC_RELAXED))
-    #define WRITE_GET(p) __atomic_load_n((p), __ATOMIC_RELAXED)
-    #define WRITE_SET(p, n) __atomic_store_n((p), (n), __ATOMIC_RELAXED)
-    """
-    void WRITE_ADD(int64_t* p, int64_t n)
-    int64_t WRITE_GET(int64_t* p)
-    void WRITE_SET(int64_t* p, int64_t n)
 
 cdef enum:
     CHUNK_NBYTES = 1 << 20
@@ -100,17 +91,17 @@ cdef int write_all(int fd, const uint8_t* data, int64_t nbytes, int64_t offset) 
 
 cdef void write_chunk(Job* job, Chunk* chunk) noexcept nogil:
     cdef int error
-    if WRITE_GET(job.control + STOP):
+    if ATOMIC_GET(job.control + STOP):
         return
     if job.want_crc:
         chunk.crc = crc32_update(job.kernel, 0, chunk.data, chunk.nbytes)
     if job.fd >= 0:
         error = write_all(job.fd, chunk.data, chunk.nbytes, chunk.offset)
         if error:
-            WRITE_SET(&job.error, error)
-            WRITE_SET(job.control + STOP, 1)
+            ATOMIC_SET(&job.error, error)
+            ATOMIC_SET(job.control + STOP, 1)
             return
-    WRITE_ADD(job.control + DONE, chunk.nbytes)
+    ATOMIC_ADD(job.control + DONE, chunk.nbytes)
 
 
 cdef void run(Job* job, int num_threads) noexcept nogil:

@@ -6,6 +6,7 @@ from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport free, malloc, qsort
 from libc.string cimport memcmp
 
+from ._atomic cimport ATOMIC_GET, ATOMIC_SET
 from ._bytes cimport le16, le32
 from ._held cimport Held, hold, release
 from ._origin cimport READ_OK, READ_SHORT, Origin, origin_read
@@ -13,14 +14,6 @@ from ._zip_columns cimport (
     C_HEADER, C_LIMIT, C_NAME, C_NAME_NBYTES, C_STORED, FLAGS_UNREADABLE, LOCAL_HEADER, LOCAL_NBYTES, MOST_INFLATED,
     has_name_inside, hold_columns, is_unusable,
 )
-
-cdef extern from * nogil:
-    """
-    #define ZIP_GET(p) __atomic_load_n((p), __ATOMIC_RELAXED)
-    #define ZIP_SET(p, n) __atomic_store_n((p), (n), __ATOMIC_RELAXED)
-    """
-    int64_t ZIP_GET(const int64_t* p)
-    void ZIP_SET(int64_t* p, int64_t n)
 
 cdef enum:
     # Headers that lie at most GAP apart are read together. Measured on a page-cached file: a pread of one header takes
@@ -72,7 +65,7 @@ cdef int check_header(const Wanted* w, int64_t row, const uint8_t* p) noexcept n
     if cell[C_STORED * w.count] > left - le16(p + 28):
         return L_DATA
     # Threads that read the same record may both find it.
-    ZIP_SET(w.offsets + row, cell[C_HEADER * w.count] + LOCAL_NBYTES + name_nbytes + le16(p + 28))
+    ATOMIC_SET(w.offsets + row, cell[C_HEADER * w.count] + LOCAL_NBYTES + name_nbytes + le16(p + 28))
     return READ_OK
 
 
@@ -160,7 +153,7 @@ cdef int choose(Wanted* w, const int64_t* rows, int64_t nrows, int64_t directory
     for k in range(nrows):
         if not 0 <= rows[k] < w.count:
             raise ValueError(f"row {rows[k]} is not one of {w.count}")
-        if ZIP_GET(w.offsets + rows[k]) >= 0:
+        if ATOMIC_GET(w.offsets + rows[k]) >= 0:
             continue
         cell = w.cells + rows[k]
         if not has_name_inside(directory_nbytes, cell, w.count):
