@@ -12,7 +12,7 @@ from .materialize import fill, mismatch
 from .needs_torch import torch
 from .plan import root_of
 from .records import NO_CRC, STORED, Records
-from .torch_tensors import DTYPE_OF, PLAIN_TENSORS
+from .torch_tensors import DTYPE_OF, PLAIN_TENSORS, reach
 
 # Memory that a tensor passes through on its way, where it cannot be read straight into its place.
 CHUNK = 8 << 20
@@ -225,8 +225,7 @@ def extent_of(tensor):
     if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided or tensor.is_nested:
         return None
     begin = tensor.data_ptr() if tensor.numel() and not tensor.is_meta else 0
-    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return (begin, begin + (last + 1) * tensor.element_size()) if begin else None
+    return (begin, begin + reach(tensor) * tensor.element_size()) if begin else None
 
 
 def values_of(copy):

@@ -61,6 +61,13 @@ def dense_tensor(owner, code, shape):
     return torch.frombuffer(owner, dtype=torch.uint8).view(dtype).view(shape)
 
 
+def reach(tensor):
+    """How many elements of its storage lie between the first and the last of a strided tensor that has any, both counted."""
+    if tensor.is_contiguous():
+        return tensor.numel()
+    return 1 + sum([(n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)])
+
+
 def memory_problem(tensor):
     """What is wrong with the memory of a tensor that is to be written to, None where all of its elements have some.
 
@@ -70,8 +77,7 @@ def memory_problem(tensor):
     plain = type(tensor) in PLAIN_TENSORS and tensor.layout is torch.strided
     if not plain or tensor.is_nested or tensor.is_meta or not tensor.numel():
         return None
-    last = sum([(n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)])
-    needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    needed = (tensor.storage_offset() + reach(tensor)) * tensor.element_size()
     there = tensor.untyped_storage().nbytes()
     if needed <= there:
         return None
