@@ -269,6 +269,20 @@ def test_package_is_typed_and_licensed_where_it_lies():
     assert "Apache License" in (PACKAGE / "LICENSE").read_text(encoding="utf-8")
 
 
+TOP = {
+    ".ci", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile", "README.md", "SECURITY.md",
+    "asv_bench", "docs", "fixtures", "pyproject.toml", "scripts", "setup.py", "src", "tests",
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not (PROJECT / ".git").exists(), reason="no repository, such as an sdist")
+def test_nothing_has_strayed_into_the_repository():
+    """What a trial leaves in the folder is easily added along with a change."""
+    command = ["git", "-c", "safe.directory=*", "ls-files"]
+    files = subprocess.run(command, cwd=PROJECT, check=True, capture_output=True, text=True).stdout
+    assert {name.partition("/")[0] for name in files.splitlines()} == TOP
+
+
 def test_the_two_licences_are_one():
     licence = PROJECT / "LICENSE"
     if not licence.is_file():

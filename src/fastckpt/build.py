@@ -131,9 +131,8 @@ def main(arguments=None):
         names = [extension.name for extension in extensions(package, root)]
         try:
             print(*names, sep="\n", flush=True)
-        except (
-            BrokenPipeError
-        ):  # whoever reads has enough; what is still buffered must not fail again at the end
+        except BrokenPipeError:
+            # Whoever reads has enough; what is still buffered must not fail again at the end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             parser.exit(128 + signal.SIGPIPE)
     else:

@@ -67,7 +67,7 @@ class Description:
 
     def __init__(self, pickled, storages):
         self.pickle, self.storages, self.blocks = pickled, storages, storages.blocks()
-        self.made = None
+        self.made = None  # keeps alive what make_small made
         self.nbytes = np.array(storages.nbytes, dtype=np.int64)
         for number, block in self.blocks.items():
             self.nbytes[number] = block.nbytes

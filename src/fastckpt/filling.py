@@ -209,14 +209,14 @@ def crowded(copies):
         for position, copy in enumerate(copies)
         if (extent := extent_of(copy.target))
     )
-    found, together, reach = set(), [], 0
+    found, together, behind = set(), [], 0
     for begin, end, position in [*spans, (math.inf, math.inf, None)]:
-        if begin >= reach:  # nothing before shares memory with this
+        if begin >= behind:  # nothing before shares memory with this
             if len(together) > 1 and len({values_of(copies[i]) for i in together}) > 1:
                 found.update(together)
             together = []
         together.append(position)
-        reach = max(reach, end)
+        behind = max(behind, end)
     return found
 
 

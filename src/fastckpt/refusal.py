@@ -5,7 +5,7 @@ from .ratings import DANGEROUS, rate
 
 
 def unsafe_name(where, qualname, note="", *, scripted=False, path=None, record=None):
-    """The refusal of a class or function that is not known to be plain data
+    """The refusal of a class or function that is not known to be plain data.
 
     ``note`` says what is made of a name that is known: no class that is allowed helps then, and scan may find nothing.
     """

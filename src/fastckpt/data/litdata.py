@@ -100,9 +100,8 @@ class LitDataReader(Reader):
         if not isinstance(key, (bytes, str, type(None))):
             raise TypeError(f"key: what fernet_key() gives is expected, not {kind_of(key)}")
         if index.encryption is None:
-            if (
-                key is not None
-            ):  # whoever gives one counts on data that only its owner can have written
+            # Whoever gives one counts on data that only its owner can have written.
+            if key is not None:
                 raise ValueError(f"{index.path}: the data set is not encrypted, and key= is given")
             return None
         if key is None:

@@ -278,9 +278,8 @@ class _Here:
 
     def _open(self, rows):
         file = metadata_file(self.root, rows.path)
-        version = version_of(
-            file
-        )  # before they are read: if they are written meanwhile, the next read sees it
+        # Before they are read: if they are written meanwhile, the next read sees it.
+        version = version_of(file)
         with translated(
             f"{rows.where}: array {rows.path!r} cannot be opened as it was before; refresh() looks at the store again"
         ):
